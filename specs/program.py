@@ -1,0 +1,40 @@
+"""The whole program: one file, every section. Cross references are checked in `specs.references`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specs.agents import Agent, ToolLoop
+from specs.base import Name, Spec
+from specs.data import Apart, DataSource
+from specs.environments import Environments
+from specs.gates import Evaluation, Gate
+from specs.policy import Policy
+from specs.reward import Reward
+from specs.run import Budget, Run
+from specs.stages import Stage
+from specs.verifiers import Verifiers
+
+
+class Program(Spec):
+    """A post-training program. `run` and `budget` are the execution half: they never move a key."""
+
+    program: Name
+    """Name; also the MLflow experiment and the registered model."""
+    about: str = ""
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 17
+    policy: Policy
+    environments: Annotated[Environments, Field(min_length=1)]
+    agent: Agent = ToolLoop()
+    data: dict[Name, DataSource] = {}
+    apart: Apart = Apart()
+    verifiers: Annotated[Verifiers, Field(min_length=1)]
+    reward: Reward = Reward()
+    stages: Annotated[list[Stage], Field(min_length=1)]
+    evaluation: Evaluation = Evaluation()
+    gates: dict[Name, Gate] = {}
+    budget: Budget = Budget()
+    run: Run = Run()
+    tags: dict[str, str] = {}
+    """Free-form labels; they reach MLflow and nothing else."""

@@ -1,0 +1,180 @@
+"""Records that rooms hand to one another: plain data without tensors.
+
+Dataclasses with slots and not Pydantic models, because a stage makes tens of thousands of them;
+what comes from outside is validated where it is read.
+"""
+
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any, Literal
+
+Status = Literal["finished", "truncated", "turn_limit", "tool_error", "infrastructure"]
+
+
+class Source(IntEnum):
+    """Who wrote a token. Only POLICY tokens ever train."""
+
+    TEMPLATE = 0
+    USER = 1
+    POLICY = 2
+    TOOL = 3
+
+
+@dataclass(slots=True)
+class Problem:
+    """One item of a data set. `world` and `expected` never reach the policy."""
+
+    id: str
+    environment: str
+    type: str
+    split: str
+    text: str
+    """What the user asks."""
+    world: dict[str, Any]
+    """Initial state of the environment, JSON."""
+    expected: dict[str, Any]
+    """What verifiers compare with, JSON."""
+    tags: list[str] = field(default_factory=list)
+    """For example `adversarial`."""
+    min_calls: int = 1
+    """Calls of the shortest solution."""
+    tools: list[dict[str, Any]] | None = None
+    """Tool schemas of this problem where they differ by problem."""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A tool call as parsed and as written. `error` names why it could not be used."""
+
+    name: str
+    arguments: dict[str, Any]
+    written: str
+    error: str | None = None
+    """`malformed_json | not_an_object | missing_argument | unknown_argument | wrong_type | unknown_tool`."""
+
+
+@dataclass(slots=True)
+class Observation:
+    """What the environment replied to a call."""
+
+    data: dict[str, Any]
+    is_error: bool = False
+    done: bool = False
+    changed: bool = False
+    """The call changed the state."""
+    informed: bool = False
+    """The call brought information that was not yet seen in this episode."""
+    event: str | None = None
+    """Named event for `tool_trace` rules, for example `cancelled_shipped_order`."""
+    injected: bool = False
+    """A declared fault struck."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One completion and the environment's reply. `start` and `end` index the policy's tokens in `ids`."""
+
+    start: int
+    end: int
+    text: str
+    call: ToolCall | None
+    observation: Observation | None
+    finish: Literal["stop", "length"] = "stop"
+
+
+@dataclass(slots=True)
+class Demonstration:
+    """A solved problem without token ids: (call, observation) by turn; it is rendered with the policy's tokenizer."""
+
+    problem: Problem
+    turns: list[tuple[ToolCall, Observation]]
+    by: str
+    spoiled: bool = False
+    final_state: dict[str, Any] | None = None
+    answer: str | None = None
+
+
+@dataclass(slots=True)
+class Verdict:
+    """A score in [0, 1] with evidence, or `invalid` with a reason; invalid is never a score."""
+
+    verifier: str
+    version: str
+    score: float | None
+    passed: bool | None
+    evidence: dict[str, Any] = field(default_factory=dict)
+    invalid: str | None = None
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """The record of an episode. `ids`, `sources` and `logprobs` have one entry per token."""
+
+    id: str
+    problem_id: str
+    problem_type: str
+    environment: str
+    environment_version: str
+    agent: str
+    group: str
+    sample: int
+    seed: int
+    ids: list[int]
+    sources: list[int]
+    logprobs: list[float]
+    """Sampler logprobs after temperature; 0.0 where the policy did not write the token."""
+    policy_versions: list[tuple[str, int]]
+    """Run lengths over the policy's tokens: (node/attempt/step/weights digest, tokens)."""
+    turns: list[Turn]
+    status: Status
+    sampling: dict[str, Any]
+    final_state: dict[str, Any] | None = None
+    answer: str | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+    success: bool | None = None
+    """None where no verdict could be reached."""
+    reward: float | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    latency: dict[str, float] = field(default_factory=dict)
+    """Seconds by `model, tool, environment, processing`."""
+    origin: str = "rollout"
+    tags: list[str] = field(default_factory=list)
+
+    @property
+    def policy_tokens(self) -> int:
+        """Return how many tokens the policy wrote."""
+        return sum(t.end - t.start for t in self.turns)
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """Return a record as JSON-ready data."""
+    return asdict(record)
+
+
+def problem_from(data: dict[str, Any]) -> Problem:
+    """Return the problem that `to_dict` wrote."""
+    return Problem(**data)
+
+
+def trajectory_from(data: dict[str, Any]) -> Trajectory:
+    """Return the trajectory that `to_dict` wrote."""
+    turns = [
+        Turn(
+            **{
+                **t,
+                "call": ToolCall(**t["call"]) if t["call"] else None,
+                "observation": Observation(**t["observation"]) if t["observation"] else None,
+            }
+        )
+        for t in data["turns"]
+    ]
+    verdicts = [Verdict(**v) for v in data["verdicts"]]
+    versions = [(v, n) for v, n in data["policy_versions"]]
+    return Trajectory(**{**data, "turns": turns, "verdicts": verdicts, "policy_versions": versions})
+
+
+def demonstration_from(data: dict[str, Any]) -> Demonstration:
+    """Return the demonstration that `to_dict` wrote."""
+    turns = [(ToolCall(**c), Observation(**o)) for c, o in data["turns"]]
+    return Demonstration(**{**data, "problem": problem_from(data["problem"]), "turns": turns})

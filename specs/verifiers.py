@@ -1,0 +1,44 @@
+"""Verifiers: trajectory to verdict."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specs.base import Flag, Name, Spec
+
+
+class EnvironmentState(Spec):
+    """The sealed final state equals the expected one."""
+
+    kind: Literal["environment_state"]
+    answer: Flag = True
+    """Also compare the final answer where the problem asks for one."""
+
+
+class ToolTrace(Spec):
+    """Rules over the calls of a trajectory."""
+
+    kind: Literal["tool_trace"]
+    forbid: list[str] = []
+    """Named events that must not happen (an environment lists its own)."""
+    max_errors: Annotated[int, Field(ge=0)] | None = None
+    """Tool errors from which the trace fails; otherwise the score is the share of calls that worked."""
+
+
+class ToolCalls(Spec):
+    """The calls made equal the expected calls, by value and type."""
+
+    kind: Literal["tool_calls"]
+    order: Flag = False
+    """Whether the order of several calls matters."""
+
+
+class ExactAnswer(Spec):
+    """The final answer equals the problem's expected answer."""
+
+    kind: Literal["exact"]
+    strip: Flag = True
+
+
+Verifier = Annotated[EnvironmentState | ToolTrace | ToolCalls | ExactAnswer, Field(discriminator="kind")]
+Verifiers = dict[Name, Verifier]

@@ -1,0 +1,129 @@
+"""The seams between rooms. Implementations are handed in; sibling rooms never import one another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specs.records import Demonstration, Observation, Problem, ToolCall, Trajectory, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How the next tokens are drawn. `temperature` 0 is greedy; logprobs are those after temperature."""
+
+    temperature: float = 1.0
+    max_new_tokens: int = 40
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class SampleRequest:
+    """Continue `ids`. A request of a known `session` extends what was sent and received in it before."""
+
+    session: int
+    ids: list[int]
+    """The whole context, from its first token."""
+    seed: int
+    settings: SamplingSettings
+
+
+@dataclass(slots=True)
+class Completion:
+    """Token ids drawn (the stop token included when it was drawn) and their exact behaviour logprobs."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: str
+    """`stop` or `length`."""
+    policy_version: str
+
+
+class Sampler(Protocol):
+    """What generates. The same request gives the same ids whatever else is in the batch."""
+
+    @property
+    def policy_version(self) -> str:
+        """Return the digest-bearing name of the weights in use."""
+        ...
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """Return the digest of the tokenizer and template it serves."""
+        ...
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Completion]:
+        """Return one completion per request, in order. Sessions that are not asked for are forgotten."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """A tool as the policy may call it; `parameters` is a JSON schema object."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class World(Protocol):
+    """One episode of an environment; single use."""
+
+    @property
+    def done(self) -> bool:
+        """Return whether the episode has ended."""
+        ...
+
+    @property
+    def answer(self) -> str | None:
+        """Return the answer given at the end, if any."""
+        ...
+
+    def call(self, call: ToolCall) -> Observation:
+        """Carry out one call that has passed the schema. Never raises for what a policy wrote."""
+        ...
+
+    def final_state(self) -> dict[str, Any]:
+        """Return the sealed state, JSON; no call is taken afterwards."""
+        ...
+
+    def close(self) -> None:
+        """Give up what it holds."""
+        ...
+
+
+class Environment(Protocol):
+    """Draws problems, opens worlds, solves its own problems."""
+
+    @property
+    def version(self) -> str:
+        """Return the version that is part of every key and trajectory."""
+        ...
+
+    def problems(self, split: str, size: int, seed: int) -> list[Problem]:
+        """Return `size` problems of a split; DataError where it cannot give as many."""
+        ...
+
+    def tools(self, problem: Problem | None = None) -> list[ToolSchema]:
+        """Return the tools (of one problem, where they differ)."""
+        ...
+
+    def open(self, problem: Problem, seed: int) -> World:
+        """Return a fresh world in the problem's initial state."""
+        ...
+
+    def demonstrate(self, problem: Problem, seed: int, mistakes: float = 0.0) -> Demonstration:
+        """Return the clerk's solution; with `mistakes` each decision goes wrong with that probability."""
+        ...
+
+
+class VerifierRun(Protocol):
+    """A verifier: trajectory and problem to verdict. It never raises for what a policy wrote."""
+
+    @property
+    def version(self) -> str:
+        """Return the version that is part of every verdict."""
+        ...
+
+    def verify(self, trajectory: Trajectory, problem: Problem) -> Verdict:
+        """Return the verdict."""
+        ...
