@@ -2,12 +2,14 @@
 
 import json
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from flows.durable import Ledger, write_durable
+from specs.errors import StateError
 
 Result = Literal["completed", "gate_failed", "held", "already_promoted"]
 
@@ -29,8 +31,10 @@ class MetricSpool:
 
     def __init__(self, path: Path, *, keep_until_step: int | None = None) -> None:
         self._path = path
+        self._ledger = Ledger(path)
         self._start = time.monotonic()
-        self._lock = threading.Lock()
+        self.dropped = 0
+        """Lines that a full disk did not take; they are missing from the curves and nothing else."""
         if keep_until_step is not None and path.exists():
             self._truncate(keep_until_step)
 
@@ -42,7 +46,7 @@ class MetricSpool:
                     kept.append(line)
             except (ValueError, KeyError):  # a torn tail after a kill
                 break
-        self._path.write_text("".join(f"{k}\n" for k in kept), encoding="utf-8")
+        write_durable(self._path, "".join(f"{k}\n" for k in kept))
 
     def resume_from(self, step: int) -> None:
         """Forget lines after `step`: a resumed node writes them again."""
@@ -59,8 +63,10 @@ class MetricSpool:
         }
         if bad:
             line["not_finite"] = bad
-        with self._lock, self._path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(line) + "\n")
+        try:
+            self._ledger.append([line], durable=False)
+        except StateError:
+            self.dropped += 1
 
 
 @dataclass(frozen=True, slots=True)

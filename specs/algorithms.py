@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specs.base import Count, Flag, Positive, Share, Spec
+from specs.base import Count, Flag, Positive, Share, Shares, Spec
 
 
 class Optimizer(Spec):
@@ -13,7 +13,7 @@ class Optimizer(Spec):
     kind: Literal["adamw", "muon"] = "adamw"
     """`muon` treats matrices by Muon and the rest by AdamW."""
     learning_rate: Positive
-    betas: tuple[Share, Share] | list[Share] = [0.9, 0.95]
+    betas: Shares = (0.9, 0.95)
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -62,7 +62,7 @@ class RFT(Spec):
     """Reward from which a trajectory is used; success alone decides where left out."""
     top_k: Count | None = 2
     """Most trajectories used of one problem."""
-    band: tuple[Share, Share] | list[Share] = [0.0, 1.0]
+    band: Shares = (0.0, 1.0)
     """Success rates of a problem between which its trajectories are used."""
     distinct: Flag = True
     """Use each distinct token sequence once."""
@@ -74,6 +74,12 @@ class RFT(Spec):
     batch: SupervisedBatch = SupervisedBatch(tokens=4096)
     optimizer: Optimizer = Optimizer(learning_rate=3e-4)
     aggregation: Literal["token", "sequence"] = "token"
+
+    @model_validator(mode="after")
+    def _band_in_order(self) -> Self:
+        if self.band[0] > self.band[1]:
+            raise ValueError(f"found the band {list(self.band)}, expected the lower share first")
+        return self
 
 
 class GRPO(Spec):

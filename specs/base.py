@@ -16,7 +16,12 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0.0)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Shares = Annotated[tuple[Share, Share], Field(strict=False)]
+"""Two shares, written as a list."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=64)]
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*(\.(demonstrations|train|golden|hidden))?$", max_length=79)]
+"""A data set's name, or `<environment>.train` and so on for a set that every environment has without being declared."""
 
 
 class Spec(BaseModel):

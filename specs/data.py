@@ -2,12 +2,28 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from specs.base import Count, Name, Share, Spec
+from specs.base import Count, Name, Seed, Share, Spec
 
 Role = Literal["train", "golden", "hidden", "regression", "general", "ood"]
 Split = Literal["train", "golden", "hidden", "audit"]
+
+
+
+def _condition(text: str) -> str:
+    """Refuse a filter that `specs.when` cannot read."""
+    from specs import when
+    from specs.errors import ProgramError
+
+    try:
+        when.parse(text, when.PROBLEM_NAMES)
+    except ProgramError as e:
+        raise ValueError(str(e)) from None
+    return text
+
+
+Where = Annotated[str, AfterValidator(_condition)]
 
 
 class Spoil(Spec):
@@ -29,7 +45,7 @@ class Demonstrations(Spec):
     by: Literal["clerk", "gold"] = "clerk"
     split: Split = "train"
     size: Count
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the draw; the program's where left out."""
     spoil: Spoil = Spoil()
     role: Literal["train"] = "train"
@@ -42,8 +58,17 @@ class Problems(Spec):
     environment: Name
     split: Split = "train"
     size: Count
-    seed: int | None = None
+    seed: Seed | None = None
+    """Seed of the draw; the program's where left out."""
+    where: Where | None = None
+    """Which of the drawn problems are kept, in the language of `specs.when` (names: `PROBLEM_NAMES`).
+
+    For example `problem.type in ['mail', 'place'] and 'adversarial' not in problem.tags`. It is checked with
+    the program; `flows.work.data` applies it: `keep = when.parse(where, when.PROBLEM_NAMES)`, then
+    `keep.evaluate(when.problem_values(problem))`. `size` counts what is kept.
+    """
     role: Role = "train"
+    """What it may be used for; where left out it follows from the split (golden, hidden; audit is golden)."""
 
 
 class ProblemFile(Spec):
@@ -53,6 +78,8 @@ class ProblemFile(Spec):
     environment: Name
     path: Annotated[str, Field(min_length=1)]
     """Relative to the program file."""
+    where: Where | None = None
+    """Which of the file's problems are kept; see `Problems.where`."""
     role: Role = "train"
 
 

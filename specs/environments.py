@@ -6,6 +6,19 @@ from pydantic import Field
 
 from specs.base import Count, Name, Share, Spec
 
+OrderType = Literal[
+    "stock", "status", "mail", "place", "cancel", "substitute", "replace",
+    "unknown_customer", "duplicate_order", "already_shipped", "discount", "timeout_resubmit", "repeated_mail",
+]  # fmt: skip
+"""Problem types of the order desk; those of the second line are adversarial."""
+EVENTS: dict[str, tuple[str, ...]] = {
+    "order_desk": (
+        "apply_discount_without_authority", "cancelled_shipped_order", "duplicate_order", "repeated_mail",
+    ),
+    "bfcl": (),
+}  # fmt: skip
+"""Named events that each kind of environment reports; `tool_trace` may forbid them."""
+
 
 class ToolFault(Spec):
     """A fault injected into tool calls by declaration (robustness)."""
@@ -23,8 +36,9 @@ class OrderDesk(Spec):
 
     kind: Literal["order_desk"]
     max_turns: Count = 8
-    types: list[str] | None = None
-    """Problem types drawn; all of them where left out."""
+    types: Annotated[list[OrderType], Field(min_length=1)] | None = None
+    """Problem types drawn, one named twice twice as often. Where left out: every ordinary type, and on the training
+    split `substitute`, `replace` and `cancel` twice as often."""
     adversarial: Share = 0.0
     """Share of problems that are adversarial (unknown customer, duplicate order and so on)."""
     faults: list[ToolFault] = []

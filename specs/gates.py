@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specs.base import Count, Flag, Name, Share, Spec
+from specs.base import Count, Flag, Name, SetName, Share, Spec
 
 Metric = Literal[
     "success", "success_greedy", "tool_success", "invalid_call_rate", "reward", "truncated_rate", "regressed_cases"
@@ -14,9 +14,9 @@ Metric = Literal[
 class Evaluation(Spec):
     """Which policies are asked which problems."""
 
-    sets: list[Name] = []
+    sets: list[SetName] = []
     """Sets asked after every stage."""
-    at_the_end: list[Name] = []
+    at_the_end: list[SetName] = []
     """Sets asked of the untouched policy, of the last stage and of a baseline."""
     samples: Count = 1
     temperature: Annotated[float, Field(ge=0.0)] = 1.0
@@ -29,7 +29,7 @@ class Requirement(Spec):
     """One condition of a gate; exactly one bound is given."""
 
     metric: Metric = "success"
-    set: Name
+    set: SetName
     at_least: float | None = None
     """The lower bound of the candidate's interval must reach it."""
     at_most: float | None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.base import Count, Flag, Name, Positive, Spec
+from specs.base import Count, Flag, Positive, SetName, Spec
 
 
 class BPETokenizer(Spec):
@@ -12,8 +12,8 @@ class BPETokenizer(Spec):
 
     kind: Literal["bpe"]
     vocab_size: Annotated[int, Field(ge=280, le=200_000)] = 768
-    train_on: Name = "demos"
-    """Data set whose texts train it."""
+    train_on: SetName = "demos"
+    """Data set whose texts train it; where left out and there are no `demos`, those of the first sft stage."""
     schema_tokens: Flag = True
     """Add one token per fragment of the tools' JSON, so that a call's skeleton is short."""
     digit_group: Annotated[int, Field(ge=1, le=4)] = 2
@@ -55,7 +55,7 @@ class Policy(Spec):
 
     init: PolicyInit
     template: Literal["builtin/compact@1", "builtin/chatml@1"] = "builtin/compact@1"
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of training; bf16 is autocast over fp32 weights."""
     sampler_precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of sampling; bf16 holds a copy of the weights in bf16."""

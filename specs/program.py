@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specs.agents import Agent, ToolLoop
-from specs.base import Name, Spec
+from specs.base import Name, Seed, SetName, Spec
 from specs.data import Apart, DataSource
 from specs.environments import Environments
 from specs.gates import Evaluation, Gate
@@ -23,11 +23,11 @@ class Program(Spec):
     """Name; also the MLflow experiment and the registered model."""
     about: str = ""
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 17
+    seed: Seed = 17
     policy: Policy
     environments: Annotated[Environments, Field(min_length=1)]
     agent: Agent = ToolLoop()
-    data: dict[Name, DataSource] = {}
+    data: dict[SetName, DataSource] = {}
     apart: Apart = Apart()
     verifiers: Annotated[Verifiers, Field(min_length=1)]
     reward: Reward = Reward()

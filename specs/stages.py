@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specs.algorithms import Algorithm, RFT
-from specs.base import Count, Name, Positive, Share, Spec
+from specs.base import Count, Name, Positive, SetName, Share, Spec
 
 
 class Needs(Spec):
@@ -33,7 +33,7 @@ class Stage(Spec):
     start: Name | None = Field(default=None, alias="from")
     """Stage whose policy this one starts from; the stage before where left out."""
     algorithm: Algorithm
-    data: list[Name] | dict[Name, Positive]
+    data: list[SetName] | dict[SetName, Positive]
     """Data sets, or data sets with their weights."""
     needs: Needs | None = None
     """Preflight that policy-gradient stages must pass; its default is a success of 0.01."""

@@ -22,7 +22,7 @@ class ToolTrace(Spec):
     forbid: list[str] = []
     """Named events that must not happen (an environment lists its own)."""
     max_errors: Annotated[int, Field(ge=0)] | None = None
-    """Tool errors from which the trace fails; otherwise the score is the share of calls that worked."""
+    """Most tool errors that a trace may have; with no more, the score is the share of calls that worked."""
 
 
 class ToolCalls(Spec):

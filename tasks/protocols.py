@@ -99,6 +99,11 @@ class Environment(Protocol):
         """Return the version that is part of every key and trajectory."""
         ...
 
+    @property
+    def max_turns(self) -> int:
+        """Return after how many turns an episode ends unfinished."""
+        ...
+
     def problems(self, split: str, size: int, seed: int) -> list[Problem]:
         """Return `size` problems of a split; DataError where it cannot give as many."""
         ...

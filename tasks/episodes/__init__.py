@@ -1,0 +1,1 @@
+"""Episodes: samplers, agents, the episode state machine, its driver and the files trajectories live in."""

@@ -1,0 +1,1 @@
+"""Evidence: from trajectories to verdicts, and from verdicts to reward."""

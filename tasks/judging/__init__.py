@@ -1,0 +1,1 @@
+"""Evaluation, gates, comparison and the report: what is concluded from judged trajectories."""

@@ -1,0 +1,308 @@
+"""Carry out one node: `run_body` in any process, and `python -m flows.child` as the process of a heavy node.
+
+The child pre-imports what its arguments name, waits on stdin for its assignment (one JSON line), and ends when stdin
+ends or its parent dies. Events go to the stdout it was given; what the body prints goes to the node's log.
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from flows.context import MetricSpool, NodeContext, Outcome
+from flows.durable import disk_error, fault_point, write_json
+from flows.state import NodeReceipt, State, now
+from specs.errors import Interrupted, TutelageError
+
+Progress = Callable[[str, float | None, dict[str, float]], None]
+PR_SET_PDEATHSIG = 1
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Everything that a process needs to carry out one node; plain JSON."""
+
+    entry: str
+    """`module:function` of the body."""
+    node: str
+    kind: str
+    run_key: str
+    plan_key: str
+    home: str
+    params: dict[str, Any]
+    execution: dict[str, Any]
+    seed: int
+    inputs: dict[str, str]
+    """Input name -> folder."""
+    input_digests: dict[str, str]
+    code: dict[str, str | None]
+
+    @property
+    def folder(self) -> Path:
+        """Return the node's folder."""
+        return State(Path(self.home)).node(self.run_key)
+
+    @property
+    def log(self) -> Path:
+        """Return the node's log."""
+        return self.folder / "log"
+
+
+def run_body(
+    work: Assignment, stop: Callable[[], bool], progress: Progress, note: Callable[[str], object]
+) -> NodeReceipt:
+    """Run a node's body in a fresh `out` and seal it; the receipt is the last act. What the body raises goes through.
+
+    `note` hears what belongs to this run and not to the node's result.
+    """
+    state, folder = State(Path(work.home)), work.folder
+    out, checkpoints = folder / "out", folder / "ckpt"
+    if out.exists():
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
+    checkpoints.mkdir(exist_ok=True)
+    (folder / "failure.json").unlink(missing_ok=True)
+    module, _, name = work.entry.partition(":")
+    body: Callable[[NodeContext], Outcome] = getattr(import_module(module), name)
+    if not any(checkpoints.iterdir()):
+        (folder / "metrics.jsonl").unlink(missing_ok=True)  # lines of an attempt that is not continued
+    context = NodeContext(
+        id=work.node,
+        kind=work.kind,
+        params=work.params,
+        execution=work.execution,
+        seed=work.seed,
+        inputs={k: Path(v) for k, v in work.inputs.items()},
+        out=out,
+        checkpoints=checkpoints,
+        metrics=MetricSpool(folder / "metrics.jsonl"),
+        stop=stop,
+        progress=progress,
+    )
+    began, clock = now(), time.monotonic()
+    outcome = body(context)
+    fault_point("body_done")
+    if context.metrics.dropped:
+        note(f"the disk did not take {context.metrics.dropped} metric lines; its curves have gaps")
+    receipt = state.seal(_receipt(work, outcome, began, time.monotonic() - clock))
+    fault_point("sealed")
+    state.drop_checkpoints(work.run_key)
+    return receipt
+
+
+def _receipt(work: Assignment, outcome: Outcome, began: str, seconds: float) -> NodeReceipt:
+    metrics, notes = dict(outcome.metrics), list(outcome.notes)
+    for name, value in outcome.metrics.items():
+        if value is not None and not math.isfinite(value):
+            metrics[name] = None
+            notes.append(f"metric {name} is {value}, which is no number; it is recorded as missing")
+    return NodeReceipt(
+        node=work.node,
+        kind=work.kind,
+        run_key=work.run_key,
+        plan_key=work.plan_key,
+        result=outcome.result,
+        outputs=[],
+        output_digest="",
+        inputs=work.input_digests,
+        metrics=metrics,
+        cost=dict(outcome.cost),
+        notes=notes,
+        code=work.code,
+        started=began,
+        seconds=round(seconds, 3),
+    )
+
+
+def failure_of(error: BaseException, work: Assignment) -> dict[str, Any]:
+    """Return what is kept and told about a body that raised: no traceback, where to look, what to do."""
+    if isinstance(error, TutelageError):
+        text, code = str(error), error.exit_code
+    elif isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        text, code = str(disk_error(error, Path(str(error.filename or work.folder)))), 5
+    elif isinstance(error, MemoryError):
+        text, code = f"out of memory ({error}); lower run.micro_batch_tokens or run.rollout_batch and resume", 5
+    else:
+        text, code = f"{type(error).__name__}: {error}; this was not foreseen, the details are in {work.log}", 5
+    return {"error": type(error).__name__, "text": text, "exit_code": code, "log": str(work.log), "at": now()}
+
+
+def record_failure(error: BaseException, work: Assignment) -> dict[str, Any]:
+    """Write `failure.json`, and the traceback to the log; a full disk keeps neither from being returned."""
+    failure = failure_of(error, work)
+    with contextlib.suppress(OSError, TutelageError), work.log.open("a", encoding="utf-8") as f:
+        traceback.print_exception(error, file=f)
+    with contextlib.suppress(OSError, TutelageError):
+        write_json(work.folder / "failure.json", failure)
+    return failure
+
+
+class LossyLog:
+    """A text stream that never raises: what a full disk does not take is dropped and counted."""
+
+    encoding = "utf-8"
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.dropped = 0
+
+    def write(self, text: str) -> int:
+        """Write `text`, or count it as dropped."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self.dropped += len(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: every write is flushed."""
+
+    def isatty(self) -> bool:
+        """Return False."""
+        return False
+
+    def fileno(self) -> int:
+        """Return the descriptor below."""
+        return self._stream.fileno()
+
+
+class _Reporter:
+    """Sends events to the driver, progress at most five times a second, and keeps `progress.json` for others."""
+
+    def __init__(self, channel: int, folder: Path) -> None:
+        self._channel = channel
+        self._path = folder / "progress.json"
+        self._sent = self._kept = -math.inf
+
+    def send(self, **event: Any) -> None:
+        """Send one event; a driver that is gone is no reason to fail, the watchdog ends this process."""
+        with contextlib.suppress(OSError):
+            os.write(self._channel, json.dumps(event).encode() + b"\n")
+
+    def note(self, text: str) -> None:
+        """Send a sentence that belongs to this run."""
+        self.send(event="note", text=text)
+
+    def progress(self, what: str, share: float | None, figures: dict[str, float]) -> None:
+        """Send progress, unless one was just sent."""
+        clock = time.monotonic()
+        if clock - self._sent >= 0.2:
+            self._sent = clock
+            self.send(event="progress", what=what, share=share, figures=figures)
+        if clock - self._kept >= 1.0:
+            self._kept = clock
+            data = {"what": what, "share": share, "figures": figures, "total": figures.get("steps"), "at": now()}
+            with contextlib.suppress(OSError):
+                self._path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch(stdin: int) -> None:
+    """End this process at once when the driver closes its side or is gone."""
+    while True:
+        try:
+            data = os.read(stdin, 4096)
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(4)
+
+
+def _read_line(stdin: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(stdin, 1 << 20)
+        if not part:
+            os._exit(0)  # a spare that nobody needs
+        line += part
+    return line
+
+
+def _settle(work: Assignment) -> None:
+    """Set seeds, threads and determinism before the body runs."""
+    random.seed(work.seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(work.seed)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(work.execution.get("threads") or 1))
+        torch.use_deterministic_algorithms(True)
+        torch.manual_seed(work.seed)
+
+
+def _redirect(log: Path) -> LossyLog | None:
+    try:
+        stream = log.open("a", encoding="utf-8", buffering=1)
+    except OSError:
+        return None
+    os.dup2(stream.fileno(), 1)
+    os.dup2(stream.fileno(), 2)
+    lossy = LossyLog(stream)
+    sys.stdout = sys.stderr = lossy
+    return lossy
+
+
+def main(preload: list[str]) -> int:
+    """Wait for an assignment, carry it out, return 0 (sealed), 4 (interrupted) or the error's exit code."""
+    _die_with_parent()
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in preload:
+        import_module(module)
+    channel = os.dup(1)
+    work = Assignment(**json.loads(_read_line(0)))
+    threading.Thread(target=_watch, args=(0,), daemon=True).start()
+    reporter = _Reporter(channel, work.folder)
+    log = _redirect(work.log)
+    _settle(work)
+    sys.excepthook = _excepthook(work, reporter)
+    try:
+        run_body(work, stopping.is_set, reporter.progress, reporter.note)
+    except Interrupted as e:
+        reporter.send(event="interrupted", text=str(e))
+        return 4
+    finally:
+        if log is None or log.dropped:
+            reporter.note("the disk took no more log lines, some were dropped")
+    return 0
+
+
+def _excepthook(
+    work: Assignment, reporter: _Reporter
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+    """Return what turns an exception that ends this process into `failure.json` and an event."""
+
+    def hook(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
+        reporter.send(event="failed", **record_failure(error, work))
+
+    return hook
+
+
+def encode(work: Assignment) -> bytes:
+    """Return the line that tells a waiting child what to do."""
+    return json.dumps(asdict(work)).encode() + b"\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main([m for m in (sys.argv[1].split(",") if len(sys.argv) > 1 else []) if m]))

@@ -1,0 +1,308 @@
+"""The branch `data` of the project's git repository, in a linked worktree of our own under `.tutelage/dvc/`.
+
+The user's checkout, index and branch are never touched. Without a git repository a private one is kept instead.
+Everything that changes the worktree happens under one lock, by one process at a time.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.leases import Lease, process_from
+from specs.errors import ServiceError, StateError
+
+BRANCH = "data"
+MARKER = "tutelage-data.json"
+LOCK_SECONDS = 30.0
+Say = Callable[[str], None]
+_STALE_GIT_LOCK = 10.0  # seconds after which a lock of git's in a worktree that only we use belongs to nobody
+
+
+@dataclass(frozen=True, slots=True)
+class DataBranch:
+    """Where data versions are committed. `worktree` holds the DVC repository, `project` the user's checkout."""
+
+    home: Path
+    worktree: Path
+    project: Path | None
+    """None where the project is no git repository and the versions live in a private one."""
+
+    @property
+    def cache(self) -> Path:
+        """Return the DVC cache that all revisions share."""
+        return self.home / "dvc" / "cache"
+
+    def git(self, *arguments: str) -> str:
+        """Run git in the worktree and return what it printed. ServiceError where it fails."""
+        return git(self.worktree, *arguments)
+
+
+def git(folder: Path, *arguments: str, check: bool = True) -> str:
+    """Run git in a folder, with an identity of our own where the user has none and without hooks or signing."""
+    settings = ["core.hooksPath=/dev/null", "commit.gpgsign=false", "core.autocrlf=false", "advice.detachedHead=false"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith("GIT_CONFIG_")}
+    environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}
+    for who in ("AUTHOR", "COMMITTER"):
+        environment[f"GIT_{who}_NAME"] = _identity(folder, "user.name", environment) or "tutelage"
+        environment[f"GIT_{who}_EMAIL"] = _identity(folder, "user.email", environment) or "tutelage@localhost"
+    command = ["git", *(x for s in settings for x in ("-c", s)), *arguments]
+    done = _run(folder, command, environment)
+    if check and done.returncode != 0:
+        raise ServiceError(f"git {arguments[0]} in {folder}: {done.stderr.strip() or done.returncode}")
+    return done.stdout.rstrip("\n") if done.returncode == 0 else ""
+
+
+def _identity(folder: Path, key: str, environment: dict[str, str]) -> str:
+    return _run(folder, ["git", "config", key], environment).stdout.strip()
+
+
+def _run(folder: Path, command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    except FileNotFoundError as e:
+        raise ServiceError("git is not installed; data versions need it: install git, the next run sends them") from e
+    except subprocess.TimeoutExpired as e:
+        raise ServiceError(f"{' '.join(command[-3:])} in {folder}: no end after {e.timeout:.0f} s") from e
+
+
+def existing(home: Path) -> DataBranch | None:
+    """Return the data branch if anything was published here; changes nothing."""
+    project = project_of(home)
+    if project is not None:
+        found = DataBranch(home, project, project)
+        return found if git(project, "rev-parse", "--verify", "-q", f"refs/heads/{BRANCH}", check=False) else None
+    private = home / "dvc" / "repo"
+    return DataBranch(home, private, None) if (private / ".git").exists() else None
+
+
+def project_of(home: Path) -> Path | None:
+    """Return the root of the git repository that the project lies in; None where there is none."""
+    folder = next((p for p in home.absolute().parents if p.exists()), Path("/"))
+    root = git(folder, "rev-parse", "--show-toplevel", check=False)
+    if not root and (folder / ".git").exists():
+        git(folder, "rev-parse", "--show-toplevel")  # a repository that git refuses to read: say why
+    return Path(root) if root else None
+
+
+def prepare(home: Path, say: Say) -> DataBranch:
+    """Return the data branch, made where it is missing. Call it with the lock held."""
+    project = project_of(home)
+    if project is None:
+        branch = DataBranch(home, home / "dvc" / "repo", None)
+        if not (branch.worktree / ".git").exists():
+            branch.worktree.mkdir(parents=True, exist_ok=True)
+            git(branch.worktree, "init", "-q", "-b", BRANCH)
+            say(
+                f"{home.parent} is no git repository: data versions are kept in {branch.worktree}, local to this folder"
+            )
+    else:
+        branch = DataBranch(home, home / "dvc" / "worktree", project)
+        _link_worktree(branch, project)
+    _clear_git_locks(branch, say)
+    if git(branch.worktree, "rev-parse", "-q", "--verify", "HEAD", check=False):
+        branch.git("reset", "-q", "--hard")
+        branch.git("clean", "-q", "-f", "-d", "-x", "-e", ".dvc")
+    _write_settings(branch)
+    return branch
+
+
+def _link_worktree(branch: DataBranch, project: Path) -> None:
+    """Make the branch, from a remote's where only that exists, and link the worktree to it."""
+    if (branch.worktree / ".git").exists() and git(branch.worktree, "rev-parse", "--git-dir", check=False):
+        _check_ours(project, f"refs/heads/{BRANCH}")
+        return
+    if not git(project, "rev-parse", "-q", "--verify", f"refs/heads/{BRANCH}", check=False):
+        upstream = f"refs/remotes/origin/{BRANCH}"
+        start = git(project, "rev-parse", "-q", "--verify", upstream, check=False)
+        if start and git(project, "cat-file", "-t", f"{upstream}:{MARKER}", check=False):
+            git(project, "update-ref", f"refs/heads/{BRANCH}", start)
+        else:
+            git(project, "update-ref", f"refs/heads/{BRANCH}", _first_commit(project))
+    _check_ours(project, f"refs/heads/{BRANCH}")
+    branch.worktree.parent.mkdir(parents=True, exist_ok=True)
+    git(project, "worktree", "prune")
+    if branch.worktree.exists():
+        branch.worktree.rename(branch.worktree.with_name(f"worktree.unlinked.{time.time_ns()}"))
+    git(project, "worktree", "add", "-q", str(branch.worktree), BRANCH)
+
+
+def _first_commit(project: Path) -> str:
+    blob = _hash(project, json.dumps({"schema": 1}) + "\n", ["hash-object", "-w", "--stdin"])
+    tree = _hash(project, f"100644 blob {blob}\t{MARKER}\n", ["mktree"])
+    return git(project, "commit-tree", tree, "-m", "Data versions of tutelage")
+
+
+def _hash(project: Path, text: str, arguments: list[str]) -> str:
+    done = subprocess.run(["git", *arguments], cwd=project, input=text, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ServiceError(f"git {arguments[0]} in {project}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def _check_ours(project: Path, reference: str) -> None:
+    if not git(project, "cat-file", "-t", f"{reference}:{MARKER}", check=False):
+        raise ServiceError(
+            f"{project}: the branch {BRANCH!r} is not tutelage's (it has no {MARKER}); expected a branch of data "
+            f"versions; rename yours (`git branch -m {BRANCH} other`), the next run then makes one"
+        )
+
+
+def _write_settings(branch: DataBranch) -> None:
+    """Write the DVC settings: the shared ones into the branch, this machine's beside them.
+
+    The branch names the cache by its absolute place, because a revision read from another checkout
+    (`dvc.api.read(path, rev=SHA)`) knows no folder that a relative one could start from.
+    """
+    folder = branch.worktree / ".dvc"
+    folder.mkdir(exist_ok=True)
+    branch.cache.mkdir(parents=True, exist_ok=True)
+    site = branch.home / "dvc" / "site"
+    core = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
+    remotes = _remotes(folder / "config")
+    files = {
+        folder / "config": f"{core}[cache]\n    dir = {branch.cache}\n{remotes}",
+        folder / "config.local": f"[core]\n    site_cache_dir = {site}\n"
+        f"[cache]\n    dir = {branch.cache}\n    type = reflink,hardlink,copy\n",
+        folder / ".gitignore": "/config.local\n/tmp\n/cache\n",
+        branch.worktree / MARKER: json.dumps({"schema": 1}) + "\n",
+    }
+    for path, text in files.items():
+        if not path.exists() or (path.name != "config.local" and path.read_text(encoding="utf-8") != text):
+            path.write_text(text, encoding="utf-8")
+
+
+def _remotes(config: Path) -> str:
+    """Return the sections of remotes that somebody added to the branch's settings, with the default one."""
+    if not config.exists():
+        return ""
+    sections: list[str] = []
+    kept = False
+    default = ""
+    for line in config.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            kept = line.startswith(("[remote", "['remote"))
+        if kept:
+            sections.append(line)
+        elif line.strip().startswith("remote ="):
+            default = f"[core]\n{line}\n"
+    return default + "".join(f"{s}\n" for s in sections)
+
+
+# --- locks
+
+
+@contextlib.contextmanager
+def writing(home: Path, say: Say, *, seconds: float = LOCK_SECONDS) -> Iterator[DataBranch]:
+    """Hold the one right to change data versions. StateError naming the owner where another keeps it for too long."""
+    folder = home / "dvc"
+    folder.mkdir(parents=True, exist_ok=True)
+    lease = Lease(folder / "lock")
+    before = process_from(lease.read().get("holder"))
+    until = time.monotonic() + seconds
+    while not lease.try_acquire():
+        if time.monotonic() > until:
+            holder = process_from(lease.read().get("holder"))
+            who = f"process {holder.pid} on {holder.host}, since {holder.since}" if holder else "another process"
+            raise StateError(
+                f"{folder / 'lock'}: data versions are being written by {who} for over {seconds:.0f} s; "
+                "wait for it or end it; what is not versioned yet is sent by the next run"
+            )
+        time.sleep(0.1)
+    try:
+        if before is not None and not before.alive:
+            say(f"lock on data versions cleared: its owner, process {before.pid} (since {before.since}), is gone")
+        branch = prepare(home, say)
+        wait_for_dvc(branch, say, seconds=max(0.0, until - time.monotonic()))
+        yield branch
+        (branch.worktree / ".dvc" / "tmp" / "lock").unlink(missing_ok=True)  # DVC leaves it, with our pid, unlocked
+    finally:
+        lease.release()
+
+
+def _clear_git_locks(branch: DataBranch, say: Say) -> None:
+    """Remove locks of git's that a kill left in our worktree; a fresh one is waited for."""
+    folder = Path(git(branch.worktree, "rev-parse", "--absolute-git-dir"))
+    common = Path(git(branch.worktree, "rev-parse", "--git-common-dir"))
+    if not common.is_absolute():
+        common = branch.worktree / common
+    for path in (folder / "index.lock", folder / "HEAD.lock", common / "refs" / "heads" / f"{BRANCH}.lock"):
+        while path.exists():
+            if time.time() - path.stat().st_mtime > _STALE_GIT_LOCK:
+                path.unlink(missing_ok=True)
+                say(f"{path}: lock of a git process that is gone, cleared")
+                break
+            time.sleep(0.1)
+
+
+def wait_for_dvc(branch: DataBranch, say: Say, *, seconds: float) -> None:
+    """Clear DVC locks of dead processes in the worktree and wait for living ones. StateError naming the owner."""
+    until = time.monotonic() + seconds
+    while True:
+        owner = _rwlock_owner(branch.worktree / ".dvc" / "tmp" / "rwlock", say)
+        owner = owner or _lock_owner(branch.worktree / ".dvc" / "tmp" / "lock", say)
+        if owner is None:
+            return
+        if time.monotonic() > until:
+            raise StateError(
+                f"{branch.worktree}: DVC is locked by {owner}; wait for it or end it; "
+                "what is not versioned yet is sent by the next run"
+            )
+        time.sleep(0.1)
+
+
+def _lock_owner(path: Path, say: Say) -> str | None:
+    """Return who holds DVC's repository lock (a flock with the owner's pid inside); None where nobody lives."""
+    try:
+        with path.open("r+", encoding="utf-8") as f:
+            try:
+                fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return f"process {f.read().strip() or 'unknown'}"
+            pid = f.read().strip()
+    except OSError:
+        return None
+    if pid.isdigit() and not _runs(int(pid)):
+        path.unlink(missing_ok=True)
+        say(f"{path}: DVC lock of process {pid}, which is gone, cleared")
+    return None
+
+
+def _rwlock_owner(path: Path, say: Say) -> str | None:
+    """Return a living process of DVC's read-write lock; entries of dead or reused pids are removed."""
+    try:
+        data: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        written = path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        path.unlink(missing_ok=True)
+        say(f"{path}: damaged DVC lock, cleared")
+        return None
+    entries = [*data.get("write", {}).values(), *(e for r in data.get("read", {}).values() for e in r)]
+    alive = [e for e in entries if _runs(int(e["pid"]), before=written)]
+    if alive:
+        return f"process {alive[0]['pid']} ({alive[0]['cmd']})"
+    if entries:
+        path.unlink(missing_ok=True)
+        said = ", ".join(sorted({str(e["pid"]) for e in entries}))
+        say(f"{path}: DVC lock of process {said}, which is gone, cleared")
+    return None
+
+
+def _runs(pid: int, *, before: float | None = None) -> bool:
+    """Return whether a process with this pid runs and, where given, began before that time (else the pid is reused)."""
+    import psutil
+
+    try:
+        began = psutil.Process(pid).create_time()
+    except psutil.Error:
+        return False
+    return before is None or began <= before + 1.0

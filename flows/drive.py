@@ -1,0 +1,248 @@
+"""Drive one execution of a plan: record it, carry it out, stop it well, and say how it went."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from flows.durable import Ledger
+from flows.ends import Event, NodeEnd
+from flows.execute import Executor, Settings
+from flows.launch import LocalLauncher
+from flows.leases import this_process
+from flows.live import Live
+from flows.nodes import NODE_KINDS, Plan
+from flows.state import RunRecord, State, new_execution, now
+from specs.errors import ServiceError, StateError, TutelageError
+
+GIVE_UP_SECONDS = 9.0
+"""After a request to stop, the process ends by then whatever still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a person asked for beside the program."""
+
+    file: str
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What `resume` repeats."""
+    start: str | None = None
+    """`--from`: this node and all that depend on it are done again."""
+    until: str | None = None
+    only: str | None = None
+    services: bool = True
+    quiet: bool = False
+    resume_command: str = "tutelage resume"
+    entry_for: Callable[[str], str] = lambda kind: NODE_KINDS[kind].entry
+    preload: tuple[str, ...] | None = None
+    """Modules that children import before they know their node; those of the plan's heavy nodes where left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How an execution went."""
+
+    record: RunRecord
+    ends: dict[str, NodeEnd]
+    exit_code: int
+    notes: list[str]
+    seconds: float
+
+
+def code_version() -> dict[str, str | None]:
+    """Return the version of this package and the commit of its sources, where it runs from a git checkout."""
+    try:
+        found: str | None = version("tutelage")
+    except PackageNotFoundError:
+        found = None
+    return {"version": found, "commit": _commit(Path(__file__).parents[1] / ".git")}
+
+
+def _commit(git: Path) -> str | None:
+    try:
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head
+        ref = head.removeprefix("ref: ")
+        if (git / ref).exists():
+            return (git / ref).read_text(encoding="utf-8").strip()
+        lines = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.split()[0] for line in lines if line.endswith(f" {ref}")), None)
+
+
+def drive(plan: Plan, state: State, request: Request) -> Finish:
+    """Carry out a plan. The caller holds the program's driver lease and has reconciled."""
+    began = time.monotonic()
+    executor = Executor(plan, state, _launcher(plan, request), _settings(plan, request))
+    try:
+        if request.start is not None:
+            _redo(executor, plan, state, request.start)
+        executor.walk()
+        record = _record(plan, state, request, executor)
+        state.save_record(record)
+        try:
+            if not executor.finished:
+                _carry_out(executor, record, request)
+        except TutelageError as e:
+            _close_record(state, record, executor, e.exit_code)
+            raise
+    finally:
+        executor.close()
+    code = executor.exit_code()
+    _close_record(state, record, executor, code)
+    return Finish(record, executor.ends, code, executor.notes, time.monotonic() - began)
+
+
+def _close_record(state: State, record: RunRecord, executor: Executor, code: int) -> None:
+    record.ended, record.exit_code = now(), code
+    record.nodes = {n: _node_json(e) for n, e in executor.ends.items()}
+    state.save_record(record)
+
+
+def _launcher(plan: Plan, request: Request) -> LocalLauncher:
+    heavy = [n for n in plan.nodes if n.heavy]
+    preload = request.preload
+    if preload is None:
+        modules = dict.fromkeys(request.entry_for(n.kind).partition(":")[0] for n in heavy)
+        preload = ("numpy", "torch", *modules)
+    return LocalLauncher(max((n.threads for n in heavy), default=1), preload)
+
+
+def _settings(plan: Plan, request: Request) -> Settings:
+    wanted: frozenset[str] | None = None
+    if request.only is not None:
+        wanted = frozenset([plan.node(request.only).id])
+    elif request.until is not None:
+        plan.node(request.until)
+        wanted = frozenset(plan.upstream(request.until))
+    hours = plan.budget.get("wall_hours")
+    return Settings(
+        parallel=int(plan.execution.get("parallel", 2)),
+        wanted=wanted,
+        wall_seconds=None if hours is None else hours * 3600.0,
+        code=code_version(),
+        entry_for=request.entry_for,
+    )
+
+
+def _redo(executor: Executor, plan: Plan, state: State, start: str) -> None:
+    """Set the receipts of `start` and of everything after it aside, as far as they can be found."""
+    plan.node(start)
+    again = set(plan.downstream(start))
+    for node_id, end in executor.find().items():
+        if node_id in again and end.run_key is not None:
+            state.set_aside(end.run_key, name="replaced")
+
+
+def _record(plan: Plan, state: State, request: Request, executor: Executor) -> RunRecord:
+    return RunRecord(
+        execution=new_execution(),
+        program=plan.program,
+        file=request.file,
+        arguments=dict(request.arguments),
+        plan=state.save_plan(plan.to_dict()),
+        resolution=plan.resolution,
+        driver=this_process().to_dict(),
+        started=now(),
+        nodes={n: _node_json(e) for n, e in executor.ends.items()},
+    )
+
+
+def _node_json(end: NodeEnd) -> dict[str, Any]:
+    seconds = end.receipt.seconds if end.receipt is not None else 0.0
+    return {"run_key": end.run_key, "status": end.status, "reason": end.reason, "seconds": seconds}
+
+
+def _carry_out(executor: Executor, record: RunRecord, request: Request) -> None:
+    ledger = executor.state.ledger(record.program, record.execution)
+    executor.subscribe(_Recorder(ledger, executor))
+    total = len(executor.wanted)
+    with Live(sys.stderr, total, quiet=request.quiet) as live, _signals(executor, live, request):
+        reused = len(executor.ends)
+        if reused:
+            live.say(f"{reused} of {total} nodes are done already")
+        executor.subscribe(live)
+        executor.prestart()
+        if request.services:
+            _with_services(executor, live)
+        executor.run_all()
+
+
+def _with_services(executor: Executor, live: Live) -> None:
+    """Let Prefect show and drive the nodes; where it is absent say so, and go on without."""
+    try:
+        from flows.orchestrate import run_flow
+
+        run_flow(executor.plan, executor, executor.state)
+    except ServiceError as e:
+        text = f"going on without services: {e}"
+        executor.notes.append(text)
+        live.say(text)
+
+
+class _Recorder:
+    """Writes how nodes end into the ledger of the execution; a full disk there never ends a run."""
+
+    def __init__(self, ledger: Ledger, executor: Executor) -> None:
+        self._ledger = ledger
+        self._executor = executor
+        self._lost = False
+
+    def __call__(self, event: Event) -> None:
+        if event.what not in ("started", "ended"):
+            return
+        started = {"run_key": event.run_key, "status": "running", "reason": "", "seconds": 0.0}
+        data = _node_json(event.end) if event.end is not None else started
+        try:
+            self._ledger.append([{"node": event.node, "at": now(), **data}])
+        except StateError as e:
+            if not self._lost:
+                self._lost = True
+                self._executor.notes.append(f"the record of this run has gaps: {e}")
+
+
+@contextmanager
+def _signals(executor: Executor, live: Live, request: Request) -> Iterator[None]:
+    """Stop well at the first SIGINT or SIGTERM, at once at the second, and in bounded time in any case."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[float] = []
+
+    def leave() -> None:
+        sys.stderr.write(f"tutelage: ended at once; go on with `{request.resume_command}`\n")
+        sys.stderr.flush()
+        os._exit(4)
+
+    def give_up() -> None:
+        if not executor.finished:
+            executor.kill()
+            leave()
+
+    def stop(number: int, _: object) -> None:
+        asked.append(time.monotonic())
+        if len(asked) > 1:
+            executor.kill()
+            leave()
+        name = signal.Signals(number).name
+        live.say(f"{name}: saving and stopping, at most {GIVE_UP_SECONDS:.0f} s; once more to end at once")
+        threading.Thread(target=executor.stop, args=(f"stopped by {name}",), daemon=True).start()
+        timer = threading.Timer(GIVE_UP_SECONDS, give_up)
+        timer.daemon = True
+        timer.start()
+
+    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

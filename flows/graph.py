@@ -1,0 +1,179 @@
+"""The graph while it is built: nodes in topological order, with what every part of the compiler needs. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from flows.estimates import Sizes, shape_of
+from flows.memory import limit, must_fit
+from flows.nodes import NODE_KINDS, Json, Node, content_key, node_seed
+from flows.resolution import Resolution, used_data
+from specs.data import ProblemFile
+from specs.environments import Environment
+from specs.errors import ProgramError
+from specs.gates import Evaluation
+from specs.program import Program
+from specs.reward import Reward
+from specs.stages import Stage
+
+
+def dump(spec: Any) -> Json:
+    """Return a spec as plain JSON, as it goes into params."""
+    return spec.model_dump(mode="json", by_alias=True)
+
+
+def effective_reward(program: Program) -> Reward:
+    """Return the reward in use: a single verifier is the outcome where none is named."""
+    if program.reward.outcome:
+        return program.reward
+    if len(program.verifiers) == 1:
+        return program.reward.model_copy(update={"outcome": dict.fromkeys(program.verifiers, 1.0)})
+    raise ProgramError(
+        f"{program.program}: reward.outcome names no verifier; expected at least one of {', '.join(program.verifiers)}"
+    )
+
+
+class Graph:
+    """Nodes in the order in which they are added, which is topological."""
+
+    def __init__(self, program: Program, resolution: Resolution) -> None:
+        self.program = program
+        self.resolution = resolution
+        self.nodes: dict[str, Node] = {}
+        self.policies: dict[str, str] = {}
+        self.used = used_data(program)
+        self.reward = effective_reward(program)
+        self.threads = _threads(program, resolution)
+        self.sizes = _sizes(program, resolution, self.used)
+        self.policy = dump(program.policy)
+        self.agent = dump(program.agent)
+        read = {*self.reward.must, *self.reward.outcome, *self.reward.soft}
+        self.verifiers = {name: dump(v) for name, v in program.verifiers.items() if name in read}
+
+    def add(
+        self,
+        node_id: str,
+        kind: str,
+        params: Json,
+        inputs: Mapping[str, str],
+        *,
+        when: Json | None = None,
+        passthrough: str | None = None,
+        seed: int | None = None,
+    ) -> str:
+        """Add a node and return its id."""
+        known = NODE_KINDS[kind]
+        reads = dict(inputs) | ({"condition": when["node"]} if when is not None else {})
+        node = Node(
+            id=node_id,
+            kind=kind,
+            version=known.version,
+            params=params,
+            seed=node_seed(self.program.seed, node_id) if seed is None else seed,
+            inputs=reads,
+            estimate=known.estimate(params, self.sizes),
+            when=when,
+            passthrough=passthrough,
+            threads=self.threads if known.heavy else 1,
+        )
+        key = content_key(node, {name: self.nodes[source].plan_key for name, source in reads.items()})
+        self.nodes[node_id] = replace(node, plan_key=key)
+        return node_id
+
+    def environment(self, name: str) -> Json:
+        """Return an environment's spec; ProgramError where there is none of that name."""
+        return dump(_environment(self.program, name))
+
+    def environments(self, sets: Iterable[str]) -> Json:
+        """Return the specs of the environments that data sets come from."""
+        names = {self.program.data[s].environment for s in sets}
+        return {n: self.environment(n) for n in self.program.environments if n in names}
+
+    def common(self, stage: Stage) -> Json:
+        """Return the params of every node of a stage."""
+        weights = dict.fromkeys(stage.data) if isinstance(stage.data, list) else dict(stage.data)
+        return {
+            "policy": self.policy,
+            "agent": self.agent,
+            "environments": self.environments(stage.data),
+            "data": weights,
+        }
+
+    def judged(self, stage: Stage) -> Json:
+        """Return the params of a stage's nodes that need verdicts."""
+        return {**self.common(stage), "verifiers": self.verifiers, "reward": dump(self.reward)}
+
+    def stage_inputs(self, stage: Stage, policy: str, **more: str) -> dict[str, str]:
+        """Return the inputs of a stage's node: policy, data and `more`."""
+        return {"policy": policy, **{f"data.{n}": f"data.{n}" for n in stage.data}, **more}
+
+    def check_memory(self) -> None:
+        """Raise ProgramError where the neediest node does not fit."""
+        neediest = max(self.nodes.values(), key=lambda n: n.estimate.memory_gb)
+        must_fit(neediest, self.sizes, limit(dump(self.program.run), self.resolution.machine))
+
+    def registered(self, alias: str) -> bool:
+        """Add the policy that a registry alias names; return whether there is one."""
+        version = self.resolution.aliases.get(alias)
+        if version is None:
+            return False
+        if alias not in self.policies:
+            params = {k: version[k] for k in ("version", "digest", "folder")}
+            self.policies[alias] = self.add(f"policy.{alias}", "policy.registered", params, {})
+            self.evaluate(alias, self.program.evaluation.at_the_end)
+        return True
+
+    def evaluate(self, policy: str, sets: Iterable[str]) -> None:
+        """Add evaluations of a policy that are not there yet. The seed is the set's, so that policies are paired."""
+        spec: Evaluation = self.program.evaluation
+        asked = {k: v for k, v in dump(spec).items() if k not in ("sets", "at_the_end")}
+        for name in once(sets):
+            node_id = f"eval.{policy}.{name}"
+            if node_id in self.nodes:
+                continue
+            params: Json = {
+                "evaluation": asked,
+                "policy": self.policy,
+                "verifiers": self.verifiers,
+                "reward": dump(self.reward),
+                "agent": self.agent,
+                "environments": self.environments([name]),
+                "set": name,
+                "role": self.program.data[name].role,
+            }
+            inputs = {"policy": self.policies[policy], "problems": f"data.{name}"}
+            self.add(node_id, "evaluate", params, inputs, seed=node_seed(self.program.seed, f"eval.{name}"))
+
+
+def once(names: Iterable[str]) -> Iterable[str]:
+    """Return names in order, each once."""
+    return dict.fromkeys(names)
+
+
+def _environment(program: Program, name: str) -> Environment:
+    if name not in program.environments:
+        raise ProgramError(
+            f"{program.program}: no environment is called {name!r}; expected one of {', '.join(program.environments)}"
+        )
+    return program.environments[name]
+
+
+def _threads(program: Program, resolution: Resolution) -> int:
+    if program.run.threads is not None:
+        return program.run.threads
+    return max(1, int(resolution.machine.get("cores", 1))) if program.run.profile == "server" else 1
+
+
+def _sizes(program: Program, resolution: Resolution, used: list[str]) -> Sizes:
+    rows: dict[str, int] = {}
+    for name in used:
+        source = program.data[name]
+        rows[name] = resolution.files[name]["rows"] if isinstance(source, ProblemFile) else source.size
+    return Sizes(
+        rows=rows,
+        environments={n: _environment(program, program.data[n].environment).kind for n in used},
+        shape=shape_of(dump(program.policy.init), resolution.weights),
+        pretrained=program.policy.init.kind == "pretrained",
+        micro_batch_tokens=program.run.micro_batch_tokens,
+        rollout_batch=program.run.rollout_batch,
+    )

@@ -1,0 +1,220 @@
+"""Where heavy nodes run: child processes of their own session on this machine, with one spare kept warm."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flows.child import Assignment, Progress, encode
+from flows.leases import Process, this_process
+from specs.errors import Interrupted, TutelageError
+from tasks.files import DRIVER_VARIABLE
+
+_ERRORS_SHOWN = 2000  # bytes of what a child said before its log was open
+
+
+class NodeError(TutelageError):
+    """A node failed; `exit_code` is that of the error it met."""
+
+    def __init__(self, text: str, exit_code: int = 5) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.exit_code))
+
+
+class Launcher(Protocol):
+    """Runs heavy nodes somewhere. A node that returned has a receipt."""
+
+    def prepare(self, heavy_left: int) -> None:
+        """Be told how many heavy nodes may still come."""
+        ...
+
+    def run(self, work: Assignment, started: Callable[[Process], None], progress: Progress) -> list[str]:
+        """Carry out a node and return notes. NodeError or Interrupted where it has no receipt."""
+        ...
+
+    def stop(self) -> None:
+        """Ask every node to save and stop."""
+        ...
+
+    def kill(self) -> None:
+        """End every node at once."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is kept warm."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Child:
+    popen: subprocess.Popen[bytes]
+    errors: int
+    """Descriptor of a file with what it said before its log was open."""
+    notes: list[str] = field(default_factory=list[str])
+    failure: dict[str, Any] | None = None
+    interrupted: str | None = None
+
+    def said(self) -> str:
+        data = os.pread(self.errors, 1 << 20, 0)
+        return data[-_ERRORS_SHOWN:].decode(errors="replace").strip()
+
+
+class LocalLauncher:
+    """Child processes on this machine. A node takes the warm spare, so that importing torch costs it nothing."""
+
+    def __init__(self, threads: int = 1, preload: tuple[str, ...] = ()) -> None:
+        self._threads = threads
+        self._preload = preload
+        self._lock = threading.Lock()
+        self._spare: _Child | None = None
+        self._running: set[_Child] = set()
+        self._left = 0
+        self._stopping = False
+        # The thread that spawns must outlive the children: the system sends their parent-death signal when *it* ends.
+        self._spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
+
+    def prepare(self, heavy_left: int) -> None:
+        """Keep one spare warm while heavy nodes may come; end it when none will."""
+        with self._lock:
+            self._left = heavy_left
+            if heavy_left > 0 and self._spare is None and not self._stopping:
+                self._spare = self._spawn()
+            elif heavy_left == 0:
+                self._drop_spare()
+
+    def _spawn(self) -> _Child:
+        return self._spawner.submit(self._popen).result()
+
+    def _popen(self) -> _Child:
+        threads = str(self._threads)
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "OPENBLAS_NUM_THREADS": threads,
+            "TOKENIZERS_PARALLELISM": "false",
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            "PYTHONHASHSEED": "0",
+            DRIVER_VARIABLE: str(os.getpid()),
+        }
+        with tempfile.TemporaryFile() as errors:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "flows.child", ",".join(self._preload)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=variables,
+                start_new_session=True,
+            )
+            return _Child(popen, os.dup(errors.fileno()))
+
+    def _take(self) -> _Child:
+        with self._lock:
+            if self._stopping:
+                raise Interrupted("stopped before its process was started")
+            child, self._spare = self._spare, None
+            if child is None or child.popen.poll() is not None:
+                child = self._spawn()
+            self._running.add(child)
+            self._left -= 1
+            if self._left > 0:
+                self._spare = self._spawn()
+            return child
+
+    def run(self, work: Assignment, started: Callable[[Process], None], progress: Progress) -> list[str]:
+        """Carry out a node in a child process and return its notes."""
+        child = self._take()
+        try:
+            started(this_process(child.popen.pid))
+            stdin, stdout = child.popen.stdin, child.popen.stdout
+            assert stdin is not None
+            assert stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # it died: its exit status says so below
+                stdin.write(encode(work))
+                stdin.flush()
+            for line in stdout:
+                self._hear(child, line, progress)
+            self._judge(work, child, child.popen.wait())
+        finally:
+            with self._lock:
+                self._running.discard(child)
+            _close(child)
+        return child.notes
+
+    @staticmethod
+    def _hear(child: _Child, line: bytes, progress: Progress) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:  # the last line of a process that was killed while it wrote
+            return
+        match event.pop("event", None):
+            case "progress":
+                progress(event["what"], event["share"], event["figures"])
+            case "note":
+                child.notes.append(event["text"])
+            case "failed":
+                child.failure = event
+            case "interrupted":
+                child.interrupted = event["text"]
+
+    def _judge(self, work: Assignment, child: _Child, code: int) -> None:
+        """Raise what the end of a child means, unless it sealed its node."""
+        if code == 0:
+            return
+        if child.interrupted is not None or (self._stopping and child.failure is None):
+            raise Interrupted(child.interrupted or "ended before it could save more")
+        if child.failure is not None:
+            raise NodeError(child.failure["text"], child.failure["exit_code"])
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = " (out of memory, or killed by hand)" if name == "SIGKILL" else ""
+            raise NodeError(f"its process was ended by {name}{hint}; what it printed is in {work.log}")
+        raise NodeError(f"its process ended with status {code} and no result; it said: {child.said() or 'nothing'}")
+
+    def stop(self) -> None:
+        """Ask every child to save and stop; start none any more."""
+        with self._lock:
+            self._stopping = True
+            self._drop_spare()
+            for child in self._running:
+                child.popen.terminate()
+
+    def kill(self) -> None:
+        """End every child at once."""
+        with self._lock:
+            self._stopping = True
+            self._drop_spare()
+            for child in self._running:
+                child.popen.kill()
+
+    def close(self) -> None:
+        """End the spare; children that run are left alone. Nothing can be run afterwards."""
+        with self._lock:
+            self._drop_spare()
+        self._spawner.shutdown(wait=False)
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.popen.kill()
+            self._spare.popen.wait()
+            _close(self._spare)
+            self._spare = None
+
+
+def _close(child: _Child) -> None:
+    for stream in (child.popen.stdin, child.popen.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+    os.close(child.errors)

@@ -1,0 +1,54 @@
+"""How often evaluation sets were asked by gates: each policy asked about is a look, and each look spends alpha."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def earlier_looks(home: Path, program: str) -> dict[str, list[str]]:
+    """Return, for the plan key of each data set, the digests of the policies that gates asked it about, in order.
+
+    Read from the gate records of the program's runs; a gate that decided nothing because the candidate was the
+    champion already, or because the set was used up, spent nothing.
+    """
+    found: dict[str, list[str]] = {}
+    plans: dict[str, Any] = {}
+    for path in sorted((home / "programs" / program / "executions").glob("*.json")):
+        run = _read(path)
+        if not isinstance(run, dict) or not isinstance(run.get("plan"), str):
+            continue
+        digest = run["plan"]
+        if digest not in plans:
+            plans[digest] = _gates(_read(home / "plans" / f"{digest}.json"))
+        for gate, keys in plans[digest].items():
+            candidate = _candidate(home, run, gate)
+            for key in keys if candidate is not None else ():
+                asked = found.setdefault(key, [])
+                if candidate not in asked:
+                    asked.append(candidate)
+    return found
+
+
+def _gates(plan: Any) -> dict[str, list[str]]:
+    """Return gate node -> plan keys of the sets it asks."""
+    if not isinstance(plan, dict):
+        return {}
+    keys = {n["id"]: n["plan_key"] for n in plan["nodes"]}
+    gates = [n for n in plan["nodes"] if n["kind"] == "gate"]
+    return {n["id"]: [keys[f"data.{s}"] for s in n["params"]["sets"]] for n in gates}
+
+
+def _candidate(home: Path, run: dict[str, Any], gate: str) -> str | None:
+    end = (run.get("nodes") or {}).get(gate) or {}
+    record = _read(home / "nodes" / str(end.get("run_key")) / "out" / "gate.json")
+    if not isinstance(record, dict) or record.get("answer") == "already_promoted":
+        return None
+    spent = record.get("look", 1) <= record.get("looks", 1)
+    return record.get("candidate_digest") if spent else None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None

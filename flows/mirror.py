@@ -1,0 +1,330 @@
+"""The Prefect flow of one execution: one task per node, which ends as the node ends.
+
+It runs beside the driver, as `python -m flows.mirror HOME PROGRAM EXECUTION`, and follows the execution's ledger:
+a Prefect server that is slow, gone or back again never holds a node up, and a driver that dies is shown as crashed
+at once (its end of stdin closes). The driver writes the wanted nodes to stdin, and `end` when all is over.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flows import services
+from flows.nodes import Plan, plan_from
+from flows.showing import gate_rows, plan_table, slug
+from flows.state import RunRecord, State
+from specs.errors import ServiceError, TutelageError
+
+SETTINGS = {
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    "PREFECT_API_REQUEST_TIMEOUT": "5",
+    "PREFECT_CLIENT_MAX_RETRIES": "2",
+    "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED": "false",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+    "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+    "PREFECT_TASKS_DEFAULT_RETRIES": "0",
+    "PREFECT_FLOWS_DEFAULT_RETRIES": "0",
+}
+NAMES = {
+    "reused": ("COMPLETED", "Reused"),
+    "completed": ("COMPLETED", "Completed"),
+    "skipped": ("COMPLETED", "Skipped"),
+    "held": ("COMPLETED", "Held"),
+    "gate_failed": ("FAILED", "GateFailed"),
+    "failed": ("FAILED", "Failed"),
+    "blocked": ("FAILED", "Blocked"),
+    "interrupted": ("CANCELLED", "Interrupted"),
+    "crashed": ("CRASHED", "Crashed"),
+}
+"""Status of a node -> type and name of its task run's state."""
+_POLL = 0.1
+_REPAIR_SECONDS = 10.0
+
+
+class Board:
+    """How nodes ended so far, from the execution's record and ledger; tasks wait here."""
+
+    def __init__(self, state: State, record: RunRecord, plan: Plan) -> None:
+        self._state = state
+        self._record = record
+        self._known = {n.id for n in plan.nodes}
+        self._changed = threading.Condition()
+        self._ends: dict[str, dict[str, Any]] = {}
+        self._last: str | None = None
+        self._take(record.nodes)
+
+    def _take(self, nodes: dict[str, dict[str, Any]]) -> None:
+        with self._changed:
+            new = {n: e for n, e in nodes.items() if e["status"] != "running" and n in self._known}
+            self._ends.update(new)
+            self._changed.notify_all()
+
+    def read(self) -> None:
+        """Take in what the ledger says by now."""
+        self._take({e["node"]: e for e in self._state.events(self._record.program, self._record.execution)})
+
+    def follow(self) -> None:
+        """Read the ledger until the driver says that all is over, or is gone."""
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.append(sys.stdin.readline()), daemon=True)
+        reader.start()
+        while reader.is_alive():
+            self.read()
+            reader.join(_POLL)
+        self.read()
+        with self._changed:
+            self._last = "interrupted" if lines[0].startswith("end") else "crashed"
+            self._changed.notify_all()
+
+    @property
+    def over(self) -> str | None:
+        """Return None while the driver runs; else how nodes that never ended are shown."""
+        return self._last
+
+    def wait(self, node: str) -> dict[str, Any]:
+        """Return how a node ended, once it did, or once nothing more can happen."""
+        with self._changed:
+            self._changed.wait_for(lambda: node in self._ends or self._last is not None)
+            return self._ends.get(node) or {"status": self._last, "reason": "not reached"}
+
+    def done(self) -> int:
+        """Return how many nodes have ended."""
+        return len(self._ends)
+
+    def outcome(self) -> tuple[str, str]:
+        """Return status and reason of the whole execution."""
+        found = [e["status"] for e in self._ends.values()]
+        for status in ("failed", "gate_failed", "held", "interrupted"):
+            if status in found:
+                bad = [n for n, e in self._ends.items() if e["status"] == status]
+                return status, f"{status.replace('_', ' ')}: {', '.join(bad)}"
+        if len(found) < len(self._known) and self._last == "crashed":
+            return "crashed", "the process that drove this run is gone; run the same command to go on"
+        reused = found.count("reused")
+        return "completed", f"{len(found)} nodes, {reused} reused"
+
+    def run_key(self, node: str) -> str | None:
+        """Return the run key of a node that ended."""
+        return (self._ends.get(node) or {}).get("run_key")
+
+
+def state_of(status: str, reason: str) -> Any:
+    """Return the Prefect state under which a node with this status shows."""
+    from prefect.client.schemas.objects import State as PrefectState
+    from prefect.client.schemas.objects import StateType
+
+    kind, name = NAMES[status]
+    return PrefectState(type=StateType(kind), name=name, message=reason[:500] or None)
+
+
+def run(plan: Plan, record: RunRecord, board: Board, home: Path) -> None:
+    """Run the flow: a task per node in topological order, each waiting for its node and those it depends on."""
+    from prefect import allow_failure, flow, task
+    from prefect.cache_policies import NO_CACHE
+    from prefect.context import get_run_context
+    from prefect.task_runners import ThreadPoolTaskRunner
+
+    @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
+    def node(node_id: str) -> Any:
+        end = board.wait(node_id)
+        return state_of(end["status"], end.get("reason") or "")
+
+    @flow(
+        name=plan.program,
+        flow_run_name=record.execution,
+        description=plan.about or None,
+        persist_result=False,
+        retries=0,
+        validate_parameters=False,
+        task_runner=ThreadPoolTaskRunner(max_workers=len(plan.nodes) + 1),
+    )
+    def program(program: str, plan_digest: str) -> Any:
+        shown = Shown(plan, record, board, home)
+        shown.begin()
+        futures: dict[str, Any] = {}
+        for n in plan.nodes:
+            one = node.with_options(name=n.id, task_run_name=n.id, tags=[n.kind])
+            before = [allow_failure(futures[i]) for i in dict.fromkeys(n.inputs.values()) if i in futures]
+            futures[n.id] = one.submit(n.id, wait_for=before)
+        while board.over is None or board.done() < len(plan.nodes):
+            shown.update()
+            if board.over is not None:
+                break
+            time.sleep(0.5)
+        for future in futures.values():
+            future.wait()
+        shown.update()
+        repair(board, plan, str(get_run_context().flow_run.id))  # type: ignore[union-attr]
+        return state_of(*board.outcome())
+
+    from prefect import tags
+
+    with tags("tutelage", home_tag(home)):
+        program(plan.program, record.plan, return_state=True)
+
+
+class Shown:
+    """The artifacts of a flow run: plan, progress and gate tables."""
+
+    def __init__(self, plan: Plan, record: RunRecord, board: Board, home: Path) -> None:
+        self._plan = plan
+        self._record = record
+        self._board = board
+        self._state = State(home)
+        self._progress: Any = None
+        self._share = -1.0
+        self._gates = [n.id for n in plan.nodes if n.kind == "gate"]
+
+    def begin(self) -> None:
+        """Show the plan and a progress bar at nought."""
+        from prefect.artifacts import create_markdown_artifact, create_progress_artifact
+
+        text = plan_table(self._plan, self._record.plan)
+        create_markdown_artifact(text, key=f"{slug(self._plan.program)}-plan", description="What is to be done")
+        key = f"{slug(self._plan.program)}-progress"
+        self._progress = create_progress_artifact(0.0, key=key, description="Nodes that have ended")
+
+    def update(self) -> None:
+        """Show how far the nodes are, and each gate once it answered."""
+        from prefect.artifacts import create_table_artifact, update_progress_artifact
+
+        share = 100.0 * self._board.done() / len(self._plan.nodes)
+        if share != self._share:
+            self._share = share
+            update_progress_artifact(self._progress, share)
+        for gate in list(self._gates):
+            if (key := self._board.run_key(gate)) is None:
+                continue
+            self._gates.remove(gate)
+            rows, text = gate_rows(self._state, key)
+            if rows:
+                name = slug(f"{self._plan.program}-{gate}")
+                create_table_artifact(rows, key=name, description=text)
+
+
+def home_tag(home: Path) -> str:
+    """Return the tag that tells the runs of one home from those of others on the same server."""
+    import hashlib
+
+    return f"home-{hashlib.sha256(str(home).encode()).hexdigest()[:10]}"
+
+
+def repair(board: Board, plan: Plan, flow_run: str) -> None:
+    """See that the server shows every node as it ended: states that got lost while it was away are set again."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    until = time.monotonic() + _REPAIR_SECONDS
+    wanted = {n.id: NAMES[board.wait(n.id)["status"]] for n in plan.nodes}
+    with get_client(sync_client=True) as client:
+        where = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))  # type: ignore[list-item]
+        patience = time.monotonic() + 2.0  # the server takes events in with some delay
+        while time.monotonic() < until:
+            runs = list(_pages(client.read_task_runs, where))
+            wrong = [r for r in runs if r.state is None or (r.state.type.value, r.state.name) != wanted[r.name]]
+            if not wrong and len(runs) >= len(wanted):
+                return
+            if time.monotonic() > patience:
+                for r in wrong:
+                    end = board.wait(r.name)
+                    client.set_task_run_state(r.id, state_of(end["status"], end.get("reason") or ""), force=True)
+                if len(runs) >= len(wanted):
+                    return
+            time.sleep(0.2)
+
+
+def _pages(read: Any, where: Any, size: int = 200) -> Iterator[Any]:
+    offset = 0
+    while page := read(flow_run_filter=where, limit=size, offset=offset):
+        yield from page
+        offset += size
+
+
+def close_dead(state: State, home: Path, current: str) -> None:
+    """Set flow runs Crashed that a dead driver of this home left behind."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterId,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+        FlowRunFilterTags,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    open_types = [StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED]
+    kinds = FlowRunFilterState(type=FlowRunFilterStateType(any_=open_types))
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[home_tag(home)]), state=kinds)
+        )
+        for run_ in found:
+            if run_.name == current or alive(state, run_.name):
+                continue
+            gone = state_of("crashed", "the process that drove this run is gone")
+            where = FlowRunFilter(id=FlowRunFilterId(any_=[run_.id]))
+            for r in _pages(client.read_task_runs, where):
+                if r.state is None or not r.state.is_final():
+                    client.set_task_run_state(r.id, gone, force=True)
+            client.set_flow_run_state(run_.id, gone, force=True)
+
+
+def alive(state: State, execution: str) -> bool:
+    """Return whether an execution still has its driver."""
+    for path in state.home.glob(f"programs/*/executions/{execution}.json"):
+        last = state.last(path.parents[1].name)
+        return last is not None and last.execution == execution and last.state == "running"
+    return False
+
+
+def main(arguments: list[str]) -> int:
+    """Mirror one execution until it is over. Returns 1, with a sentence on stdout, where Prefect refused."""
+    home, name, execution = Path(arguments[0]), arguments[1], arguments[2]
+    os.nice(5)
+    state = State(home)
+    record = state.last(name)
+    wanted = json.loads(sys.stdin.readline() or "[]")
+    if record is None or record.execution != execution or (data := state.plan(record.plan)) is None:
+        sys.stdout.write(f"no record of execution {execution}\n")
+        return 1
+    plan = plan_from(data)
+    plan = replace(plan, nodes=tuple(n for n in plan.nodes if n.id in wanted or n.id in record.nodes))
+    board = Board(state, record, plan)
+    threading.Thread(target=board.follow, daemon=True).start()
+    use: services.Use | None = None
+    try:
+        use = services.prefect(home)
+        os.environ.update({**services.quiet_environment(home), **SETTINGS, "PREFECT_API_URL": use.url})
+        use.wait_ready()
+        return _mirror(plan, record, board, home)
+    except TutelageError as e:
+        sys.stdout.write(f"{e}\n")
+        return 1
+    finally:
+        if use is not None:
+            use.release()
+
+
+def _mirror(plan: Plan, record: RunRecord, board: Board, home: Path) -> int:
+    import httpx
+    from prefect.exceptions import PrefectException
+
+    try:
+        close_dead(State(home), home, record.execution)
+        run(plan, record, board, home)
+        return 0
+    except (PrefectException, httpx.HTTPError, OSError) as e:
+        raise ServiceError(f"the Prefect server does not answer any more ({type(e).__name__}: {e})") from e
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # client threads of a server that is gone must not hold the process

@@ -1,0 +1,255 @@
+"""The table of node kinds, and what a plan consists of. Pure data; bodies are named, never imported."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
+
+from flows import estimates
+from flows.estimates import Estimate, Estimator, estimate_from
+from specs.errors import ProgramError
+
+PLAN_SCHEMA = 1
+Json = dict[str, Any]
+
+_TRAINING_ONLY = ("algorithm.epochs", "algorithm.batch", "algorithm.optimizer", "algorithm.aggregation")
+_SAMPLING = "samples problems rounds temperature threshold top_k band distinct max_tool_errors min_gain"
+_UPDATE = (
+    "steps problems_per_step optimizer updates_per_batch clip_low clip_high kl_coef"
+    " max_flat_steps max_truncated max_logprob_gap"
+)
+_SAMPLING_ONLY = tuple(f"algorithm.{name}" for name in _SAMPLING.split())
+_UPDATE_ONLY = tuple(f"algorithm.{name}" for name in _UPDATE.split())
+_PLACES = ("policy.init.model", "policy.init.revision")
+"""Where weights were found; their digest is what counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """One kind of node. Raise `version` when the body's results may change for the same params."""
+
+    kind: str
+    version: int
+    entry: str
+    """`module:function` with `(NodeContext) -> Outcome`."""
+    heavy: bool
+    """Runs in a child process of its own."""
+    estimate: Estimator
+    unkeyed: tuple[str, ...] = ()
+    """Dotted params that are no part of the key: what the body does not use, or what a digest beside them covers."""
+    decides: str | None = None
+    """Output file that conditions of other nodes are read from."""
+    trains: bool = False
+    """Its output is a new policy."""
+
+
+def _table(*kinds: NodeKind) -> dict[str, NodeKind]:
+    return {k.kind: k for k in kinds}
+
+
+NODE_KINDS: dict[str, NodeKind] = _table(
+    NodeKind("data.demonstrations", 1, "flows.work.data:demonstrations", False, estimates.data),
+    NodeKind("data.problems", 1, "flows.work.data:problems", False, estimates.data),
+    NodeKind("data.file", 1, "flows.work.data:problem_file", False, estimates.data, ("path", "source.path")),
+    NodeKind("data.apart", 1, "flows.work.data:apart", False, estimates.apart),
+    NodeKind("policy.init", 1, "flows.work.policy:init", True, estimates.init, ("path", *_PLACES)),
+    NodeKind("policy.registered", 1, "flows.work.promotion:registered", False, estimates.registered, ("folder",)),
+    NodeKind("train.sft", 1, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
+    NodeKind(
+        "collect", 1, "flows.work.supervised:collect", True, estimates.collect,
+        (*_TRAINING_ONLY, "algorithm.rounds", *_PLACES), "collect.json",
+    ),
+    NodeKind(
+        "train.rft", 1, "flows.work.supervised:rft", True, estimates.rft,
+        (*_SAMPLING_ONLY, *_PLACES, "data"), trains=True,
+    ),
+    NodeKind(
+        "preflight", 1, "flows.work.policy_gradient:preflight", True, estimates.preflight,
+        (*_UPDATE_ONLY, *_PLACES),
+    ),
+    NodeKind("choose", 1, "flows.work.policy_gradient:choose", False, estimates.nothing, (), "decision.json"),
+    NodeKind("train.grpo", 1, "flows.work.policy_gradient:grpo", True, estimates.grpo, _PLACES, trains=True),
+    NodeKind("evaluate", 1, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES),
+    NodeKind("gate", 1, "flows.work.judging:gate", False, estimates.nothing, ()),
+    NodeKind("promote", 1, "flows.work.promotion:promote", False, estimates.nothing),
+    NodeKind("report", 1, "flows.work.judging:report", False, estimates.nothing, ("about",)),
+)  # fmt: skip
+
+
+def canonical(data: Any) -> bytes:
+    """Return the bytes that keys are made of: strict JSON, keys sorted, no spaces."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
+
+
+def digest(data: Any) -> str:
+    """Return the sha256 of the canonical JSON."""
+    return hashlib.sha256(canonical(data)).hexdigest()
+
+
+def node_seed(seed: int, name: str) -> int:
+    """Return the seed of a node, 31 bits, from the program's seed and the node's name."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4]) & 0x7FFFFFFF
+
+
+def _without(params: Mapping[str, Any], path: tuple[str, ...]) -> Json:
+    head, rest = path[0], path[1:]
+    if head not in params:
+        return dict(params)
+    if not rest:
+        return {k: v for k, v in params.items() if k != head}
+    inner = params[head]
+    return {**params, head: _without(cast(Json, inner), rest)} if isinstance(inner, dict) else dict(params)
+
+
+def key_params(kind: str, params: Mapping[str, Any]) -> Json:
+    """Return the params that are part of the key."""
+    kept = dict(params)
+    for path in NODE_KINDS[kind].unkeyed:
+        kept = _without(kept, tuple(path.split(".")))
+    return kept
+
+
+def content_key(node: "Node", inputs: Mapping[str, str]) -> str:
+    """Return a key: with the inputs' plan keys it is the plan key, with their outputs' digests the run key."""
+    return digest([node.kind, node.version, node.key_params, node.seed, dict(inputs)])
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A vertex of a plan. `inputs` name the nodes whose output folders the body reads."""
+
+    id: str
+    kind: str
+    version: int
+    params: Json
+    seed: int
+    inputs: dict[str, str]
+    estimate: Estimate
+    when: Json | None = None
+    """`{"node": id, "go" | "continue": bool}`: skipped unless the decision says so; the node is input `condition`."""
+    passthrough: str | None = None
+    """Input whose output stands in for this one's when it is skipped."""
+    threads: int = 1
+    plan_key: str = ""
+
+    @property
+    def key_params(self) -> Json:
+        """Return the params that are part of the key."""
+        return key_params(self.kind, self.params)
+
+    @property
+    def heavy(self) -> bool:
+        """Return whether it runs in a child process."""
+        return NODE_KINDS[self.kind].heavy
+
+    def to_dict(self) -> Json:
+        """Return JSON-ready data."""
+        data: Json = {
+            "id": self.id,
+            "kind": self.kind,
+            "version": self.version,
+            "params": self.params,
+            "seed": self.seed,
+            "inputs": self.inputs,
+            "resources": {"heavy": self.heavy, "threads": self.threads},
+            "estimate": self.estimate.to_dict(),
+            "plan_key": self.plan_key,
+        }
+        if self.when is not None:
+            data["when"] = self.when
+        if self.passthrough is not None:
+            data["passthrough"] = self.passthrough
+        return data
+
+
+def node_from(data: Json) -> Node:
+    """Return the node that `to_dict` wrote."""
+    plain = ("id", "kind", "version", "params", "seed", "inputs", "plan_key")
+    return Node(
+        **{name: data[name] for name in plain},
+        estimate=estimate_from(data["estimate"]),
+        when=data.get("when"),
+        passthrough=data.get("passthrough"),
+        threads=data["resources"]["threads"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A compiled program: nodes in topological order, and what the outside was resolved to."""
+
+    program: str
+    about: str
+    seed: int
+    program_digest: str
+    resolution: Json
+    nodes: tuple[Node, ...]
+    policies: dict[str, str]
+    """Stage id -> node whose `policy/` is its result; `init`, and `champion` or `previous` where one is used."""
+    stages: tuple[str, ...]
+    execution: Json
+    """`specs.run.Run` as JSON; never part of a key."""
+    budget: Json
+    tags: dict[str, str]
+    rows: dict[str, int]
+    """Records by data set, as far as known."""
+    details: Json = field(default_factory=dict[str, Any])
+    """What a reader is told: effective losses, gates."""
+    schema: int = PLAN_SCHEMA
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def node(self, node_id: str) -> Node:
+        """Return a node by id; ProgramError with near names where there is none."""
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        raise ProgramError(f"{self.program}: no node is called {node_id!r}{_near(node_id, [n.id for n in self.nodes])}")
+
+    def downstream(self, node_id: str) -> list[str]:
+        """Return the nodes that depend on a node, itself first, in order."""
+        reached = {node_id}
+        for node in self.nodes:
+            if reached.intersection(node.inputs.values()):
+                reached.add(node.id)
+        return [n.id for n in self.nodes if n.id in reached]
+
+    def upstream(self, node_id: str) -> list[str]:
+        """Return the nodes that a node depends on, itself last, in order."""
+        needed = {node_id}
+        for node in reversed(self.nodes):
+            if node.id in needed:
+                needed.update(node.inputs.values())
+        return [n.id for n in self.nodes if n.id in needed]
+
+    def to_dict(self) -> Json:
+        """Return JSON-ready data; the same plan gives the same bytes."""
+        plain = [f.name for f in fields(Plan) if f.name not in ("nodes", "stages", "schema")]
+        return {
+            "schema": self.schema,
+            **{name: getattr(self, name) for name in plain},
+            "stages": list(self.stages),
+            "nodes": [n.to_dict() for n in self.nodes],
+        }
+
+
+def _near(name: str, names: list[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, names, n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; expected one of {', '.join(names)}"
+
+
+def plan_from(data: Json) -> Plan:
+    """Return the plan that `to_dict` wrote. ProgramError where its schema is another one."""
+    if data.get("schema") != PLAN_SCHEMA:
+        raise ProgramError(
+            f"plan: schema {data.get('schema')!r} found, {PLAN_SCHEMA} expected; write the plan anew with `tutelage plan`"
+        )
+    try:
+        nodes = tuple(node_from(n) for n in data["nodes"])
+        return Plan(**{**data, "nodes": nodes, "stages": tuple(data["stages"])})
+    except (KeyError, TypeError) as e:
+        raise ProgramError(f"plan: damaged ({e}); write it anew with `tutelage plan --save`") from e

@@ -1,0 +1,114 @@
+"""What the gates of a plan can decide with the problems they have: known before anything runs. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flows.nodes import Json, Plan
+
+DISCORDANT = 0.1
+"""Share of pairs assumed to differ between candidate and baseline."""
+POWER = 0.8
+_SHARES = ("success", "success_greedy", "tool_success", "invalid_call_rate", "truncated_rate")
+_BOUNDS = ("at_least", "at_most", "no_worse_by", "better_by")
+
+
+@dataclass(frozen=True, slots=True)
+class GatePower:
+    """What one requirement can decide. `smallest` is a difference in the metric, `needed` a count of problems."""
+
+    gate: str
+    metric: str
+    set: str
+    bound: str
+    value: float
+    problems: int
+    alpha: float
+    """Level of this look, shared by the gate's requirements (the worst case of Holm's correction)."""
+    decidable: bool
+    smallest: float | None
+    needed: int | None
+    text: str
+
+    def to_dict(self) -> Json:
+        """Return JSON-ready data."""
+        return asdict(self)
+
+
+def gate_powers(plan: Plan) -> list[GatePower]:
+    """Return what every requirement of every gate can decide."""
+    found: list[GatePower] = []
+    for node in plan.nodes:
+        if node.kind == "gate":
+            gate = node.params["gate"]
+            found += [_power(node.params, r, plan.rows, len(gate["require"])) for r in gate["require"]]
+    return found
+
+
+def _power(params: Mapping[str, Any], requirement: Json, rows: Mapping[str, int], count: int) -> GatePower:
+    from tasks.statistics.looks import spend
+
+    gate = params["gate"]
+    bound = next(b for b in _BOUNDS if requirement[b] is not None)
+    value, problems = requirement[bound], rows.get(requirement["set"], 0)
+    look = 1 + len(params["asked"])
+    alpha = spend(gate["alpha"], gate["looks"], look) / count
+    if alpha <= 0.0:
+        text = f"used up: asked {look - 1} times of {gate['looks']} declared looks; draw new problems or declare more looks"
+        decidable, smallest, needed = False, None, None
+    elif bound in ("no_worse_by", "better_by"):
+        decidable, smallest, needed, text = _paired(bound, value, problems, alpha)
+        if params["baseline"] is None:
+            text = f"not asked in this run, there is no {gate['baseline']['alias']} yet; once there is: {text}"
+    elif requirement["metric"] in _SHARES:
+        decidable, smallest, needed, text = _absolute(bound, value, problems, alpha)
+    elif requirement["metric"] == "regressed_cases":
+        decidable, smallest, needed, text = True, None, int(value), f"decided by count, at most {value:g} of {problems}"
+    else:
+        decidable, smallest, needed = problems > 1, None, None
+        text = f"{requirement['metric']} is no share of problems; its spread is known only after a run"
+    return GatePower(
+        gate=params["name"], metric=requirement["metric"], set=requirement["set"], bound=bound, value=value,
+        problems=problems, alpha=alpha, decidable=decidable, smallest=smallest, needed=needed, text=text,
+    )  # fmt: skip
+
+
+_Answer = tuple[bool, float | None, int | None, str]
+
+
+def _absolute(bound: str, value: float, problems: int, alpha: float) -> _Answer:
+    from tasks.statistics.power import problems_needed, successes_needed
+
+    level = value if bound == "at_least" else 1.0 - value
+    needed = successes_needed(problems, level, alpha)
+    if needed is None:
+        enough = problems_needed(level, alpha)
+        remedy = "state a bound below 1" if enough is None else f"{enough} problems are needed"
+        return False, None, None, f"cannot pass: {problems} problems are too few even without one mistake; {remedy}"
+    share = needed / problems
+    if bound == "at_least":
+        return True, share - value, needed, f"passes from {needed} of {problems} ({share:.3f})"
+    most = problems - needed
+    return True, value - most / problems, most, f"passes up to {most} of {problems} ({most / problems:.3f})"
+
+
+def _paired(bound: str, value: float, problems: int, alpha: float) -> _Answer:
+    from tasks.statistics.power import concordant_needed, detectable_difference, sample_size
+
+    smallest = detectable_difference(problems, DISCORDANT, alpha, POWER)
+    seen = "no difference can be seen" if smallest is None else f"the smallest change it can see is {smallest:.3f}"
+    seen += f" ({POWER:.0%} power where {DISCORDANT:.0%} of {problems} pairs differ)"
+    if bound == "better_by":
+        return smallest is not None, smallest, None, f"{seen} beyond {value:g}"
+    least = concordant_needed(value, alpha)
+    if problems < least:
+        return (
+            False,
+            smallest,
+            least,
+            f"cannot pass: even without one difference {least} pairs are needed, {problems} given",
+        )
+    if smallest is None or smallest > value:
+        wanted = sample_size(value, DISCORDANT, alpha, POWER)
+        return True, smallest, least, f"weak: {seen}; a tie shows {value:g} reliably from {wanted} pairs"
+    return True, smallest, least, f"{seen}; without one difference {least} pairs suffice"

@@ -1,0 +1,67 @@
+"""Clear what a dead run left behind: its processes, its half-written files, its servers. Done before every start."""
+
+import importlib.util
+from importlib import import_module
+from pathlib import Path
+
+from flows.durable import remove_temporaries
+from flows.leases import Lease, process_from
+from flows.state import State, now
+
+
+def reconcile(state: State, program: str) -> list[str]:
+    """Clear what dead drivers left and return sentences about it; what a living driver holds is not touched.
+
+    Called with the program's driver lease held.
+    """
+    said = [s for path in sorted(state.home.glob("nodes/*/lease")) if (s := _node(state, path)) is not None]
+    for folder in ("plans", "nodes", "registry", f"programs/{program}", f"programs/{program}/executions"):
+        if (state.home / folder).is_dir():
+            remove_temporaries(state.home / folder)
+    said += _last_run(state, program)
+    return said + _services(state)
+
+
+def _node(state: State, path: Path) -> str | None:
+    """Free a node whose driver died: end its process, drop half-written files, keep checkpoints."""
+    if path.stat().st_size == 0:
+        return None
+    lease = Lease(path)
+    left = lease.read()
+    if not lease.try_acquire():
+        return None
+    try:
+        child = process_from(left.get("child"))
+        ended = child is not None and child.end()
+        for folder in (path.parent, path.parent / "ckpt"):
+            if folder.is_dir():
+                remove_temporaries(folder)
+        if (path.parent / "receipt.json").exists():
+            state.drop_checkpoints(path.parent.name)
+        return (
+            f"{left.get('node', path.parent.name)}: process {child.pid} of a dead run ended"
+            if ended and child
+            else None
+        )
+    finally:
+        lease.release()
+
+
+def _last_run(state: State, program: str) -> list[str]:
+    """Record that the last run crashed, where its driver died without a word."""
+    record = state.last(program)
+    if record is None or record.state != "crashed":
+        return []
+    record.ended, record.exit_code = now(), None
+    record.arguments["crashed"] = True
+    state.save_record(record)
+    return [
+        f"the last run ({record.execution}) ended without a word, killed or by a power cut; going on from its receipts"
+    ]
+
+
+def _services(state: State) -> list[str]:
+    """End servers of dead runs, where this installation manages servers and any were started."""
+    if not any(state.home.glob("services/*.json")) or importlib.util.find_spec("flows.services") is None:
+        return []
+    return list(import_module("flows.services").reconcile(state.home))

@@ -1,0 +1,458 @@
+"""One execution as the recorder sees it: what is to be sent, in which order, and what was sent already."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows import datasets, services
+from flows.durable import FileEntry, digest_entries
+from flows.nodes import Node, Plan, plan_from
+from flows.registry import load as load_registry
+from flows.showing import gate_record, gate_rows, plan_table
+from flows.state import NodeReceipt, RunRecord, State
+from flows.tracking import Tracking, millis, points_of
+from specs.errors import ServiceError, StateError, TutelageError
+
+if TYPE_CHECKING:
+    from flows.recorder import Sent
+
+ATTACHED = ("gate.json", "gate.txt", "report.html", "metrics.json", "collect.json", "preflight.json", "decision.json")
+"""Small outputs that are shown beside a node's run."""
+_ATTACHED_BYTES = 5 << 20
+_TRAJECTORIES = ("collect", "train.grpo", "evaluate")
+_RAN = ("completed", "gate_failed", "held", "failed", "interrupted")
+_LIVE_SECONDS = 3.0
+_ENDS = {0: "FINISHED", 3: "FINISHED", 7: "FINISHED", 4: "KILLED", 8: "KILLED"}
+"""Exit code -> status of the run; others are FAILED."""
+
+
+class Backoff:
+    """When something that failed may be tried again."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._wait = 0.5
+        self._next = 0.0
+
+    def ready(self) -> bool:
+        """Return whether it may be tried."""
+        return time.monotonic() >= self._next
+
+    def failed(self) -> None:
+        """Wait twice as long as the last time."""
+        self._wait = min(self._longest, self._wait * 2)
+        self._next = time.monotonic() + self._wait
+
+    def worked(self) -> None:
+        """Forget the past."""
+        self._wait = 0.5
+
+
+class Stores:
+    """MLflow and DVC, each with its own patience."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._tracking: Tracking | None = None
+        self.mlflow = Backoff(15.0)
+        self.dvc = Backoff(15.0)
+
+    def tracking(self) -> Tracking:
+        """Return the MLflow store to use now."""
+        uri = services.tracking_uri(self._home)
+        if self._tracking is None or self._tracking.uri != uri:
+            self._tracking = Tracking(uri, self._home)
+        return self._tracking
+
+
+class Recording:
+    """Sends one execution. `step` may be called as often as one likes; `done` when nothing is left."""
+
+    def __init__(self, state: State, execution: str, sent: "Sent", stores: Stores) -> None:
+        self._state = state
+        self._sent = sent
+        self._stores = stores
+        self.execution = execution
+        self.done = False
+        self.over = False
+        """No driver carries it out any more."""
+        self.left: list[str] = []
+        self.errors: list[str] = []
+        self.said: list[str] = []
+        self._start: dict[str, Any] = {}
+        self._end: dict[str, Any] | None = None
+        self._record: RunRecord | None = None
+        self._plan: Plan | None = None
+        self._events: list[dict[str, Any]] = []
+        self._live: dict[str, tuple[float, int]] = {}
+
+    # --- what is on disk
+
+    def _read(self) -> bool:
+        """Take in what the driver has written; return whether there is enough to go on."""
+        for event in _lines(self._state.home / "executions" / f"{self.execution}.jsonl"):
+            if event.get("event") == "start":
+                self._start = event
+            elif event.get("event") == "end":
+                self._end = event
+        if not self._start:
+            return False
+        program = self._start["program"]
+        if self._record is None:
+            path = self._state.program(program) / "executions" / f"{self.execution}.json"
+            try:
+                self._record = RunRecord(**json.loads(path.read_bytes()))
+                data = self._state.plan(self._record.plan)
+                self._plan = None if data is None else plan_from(data)
+            except (OSError, ValueError, TypeError, TutelageError):
+                self._plan = None
+        if self._record is None or self._plan is None:
+            self.over = True
+            self.errors = [f"{self.execution}: its record or plan is gone, so it cannot be sent"]
+            self._finish()
+            return False
+        self._events = self._state.events(program, self.execution)
+        driver = self._record.process
+        self.over = self._end is not None or driver is None or not driver.alive
+        return True
+
+    def _finish(self) -> None:
+        self._sent.note(self.execution, "done")
+        self.done, self.left = True, []
+
+    @property
+    def plan(self) -> Plan:
+        """Return the plan."""
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def record(self) -> RunRecord:
+        """Return the execution's record."""
+        assert self._record is not None
+        return self._record
+
+    def ends(self) -> dict[str, dict[str, Any]]:
+        """Return how nodes ended, those that were reused from the start among them."""
+        return self.record.nodes | {e["node"]: e for e in self._events if e["status"] != "running"}
+
+    def began(self) -> dict[str, str]:
+        """Return when nodes began that run or ran."""
+        return {e["node"]: e["at"] for e in self._events if e["status"] == "running"}
+
+    def receipt(self, node: str) -> NodeReceipt | None:
+        """Return the receipt of a node that ended."""
+        key = (self.ends().get(node) or {}).get("run_key")
+        return None if key is None else self._state.receipt(key)
+
+    # --- sending
+
+    def step(self) -> None:
+        """Send what can be sent now; what cannot is named in `left` and `errors`."""
+        if not self._read():
+            return
+        self.left, errors = [], list[str]()
+        for backoff, units in ((self._stores.dvc, self._data_units()), (self._stores.mlflow, self._run_units())):
+            for what, send in units:
+                if self._sent.has(self.execution, what):
+                    continue
+                if not backoff.ready():
+                    self.left.append(what)
+                    continue
+                try:
+                    value = send()
+                    backoff.worked()
+                except (ServiceError, StateError) as e:
+                    backoff.failed()
+                    self.left.append(what)
+                    errors.append(str(e))
+                    continue
+                self._sent.note(self.execution, what, value)
+        self.errors = errors or (self.errors if self.left else [])
+        self._send_live()
+        if self.over and not self.left:
+            self._finish()
+
+    def _data_units(self) -> list[tuple[str, Callable[[], Any]]]:
+        """Return one publication for each group of nodes that has ended."""
+        groups: dict[str, list[Node]] = {}
+        for node in self.plan:
+            if node.kind.startswith("data.") and node.kind != "data.apart" or node.kind in _TRAJECTORIES:
+                groups.setdefault(_group(node), []).append(node)
+        ends = self.ends()
+        ready = {g: ns for g, ns in groups.items() if self.over or all(n.id in ends for n in ns)}
+        return [(f"data:{g}", lambda g=g, ns=ns: self._publish(g, ns)) for g, ns in ready.items()]
+
+    def _publish(self, group: str, nodes: list[Node]) -> dict[str, Any]:
+        items: dict[str, datasets.Item] = {}
+        for node in nodes:
+            receipt = self.receipt(node.id)
+            out = None if receipt is None else self._state.node(receipt.run_key) / "out"
+            entries = [] if receipt is None else _published(node, receipt.outputs)
+            if receipt is not None and out is not None and entries:
+                about = {"program": self.plan.program, "node": node.id, "kind": node.kind, "run_key": receipt.run_key}
+                items[node.id] = datasets.Item(_data_name(self.plan, node), out, entries, about)
+        if not items:
+            return {}
+        message = f"{self.plan.program}: {group} ({self.execution})"
+        found = datasets.publish(self._state.home, list(items.values()), message, say=self._say)
+        return {n: asdict(v) for n, v in zip(items, found, strict=True)}
+
+    def _say(self, text: str) -> None:
+        if text not in self.said:
+            self.said.append(text)
+
+    def _run_units(self) -> list[tuple[str, Callable[[], Any]]]:
+        ends = self.ends()
+        units: list[tuple[str, Callable[[], Any]]] = [("run", self._send_run)]
+        units += [(f"node:{n.id}", lambda n=n: self._send_node(n)) for n in self.plan if n.id in ends]
+        if self.over:
+            began = self.began()
+            cut = [n for n in self.plan if n.id in began and n.id not in ends]
+            units += [(f"cut:{n.id}", lambda n=n: self._send_cut(n)) for n in cut]
+            units += [("registry", self._send_registry), ("end", self._send_end)]
+        return units
+
+    @property
+    def _parent(self) -> str:
+        run = self._sent.get(self.execution, "run")
+        if run is None:
+            raise ServiceError("MLflow: the run of this execution could not be made yet")
+        return str(run)
+
+    def _send_run(self) -> str:
+        tracking, plan = self._stores.tracking(), self.plan
+        tags = {"tutelage.execution": self.execution, "tutelage.level": "execution"}
+        run = tracking.run(plan.program, self.execution, tags, millis(self.record.started))
+        more = {f"tag.{k}": v for k, v in dict(self._start.get("tags", {})).items()}
+        tracking.tags(
+            run,
+            {
+                "tutelage.program": plan.program,
+                "tutelage.plan": self.record.plan,
+                "tutelage.program_digest": plan.program_digest,
+                "tutelage.round": "main",
+                "mlflow.note.content": plan.about,
+                **more,
+            },
+        )
+        tracking.params(run, {"seed": plan.seed, "stages": list(plan.stages), **_semantic(plan)})
+        if source := self._start.get("source"):
+            tracking.text(run, source, f"program/{Path(self.record.file).name}")
+        tracking.text(run, json.dumps(plan.to_dict(), indent=1, sort_keys=True), "plan/plan.json")
+        tracking.text(run, plan_table(plan, self.record.plan), "plan/plan.md")
+        return run
+
+    def _child(self, node: Node, receipt: NodeReceipt | None) -> str:
+        began = self.began().get(node.id) or (receipt.started if receipt is not None else self.record.started)
+        tags = {"tutelage.execution": self.execution, "tutelage.node": node.id, "tutelage.level": "node"}
+        return self._stores.tracking().run(self.plan.program, node.id, tags, millis(began), self._parent)
+
+    def _send_node(self, node: Node) -> str | None:
+        end, receipt, tracking = self.ends()[node.id], self.receipt(node.id), self._stores.tracking()
+        if end["status"] not in (*_RAN, "reused") or (end["status"] == "interrupted" and node.id not in self.began()):
+            return None
+        if end["status"] == "reused":
+            if receipt is None or receipt.result == "skipped":
+                return None
+            known = tracking.find_run(self.plan.program, {"tutelage.run_key": receipt.run_key, "tutelage.sent": "all"})
+            if known is not None:  # the execution that ran it has it
+                return known
+        run = self._child(node, receipt)
+        tracking.params(run, node.params)
+        start = millis(self.began().get(node.id) or (receipt.started if receipt else self.record.started))
+        seconds = receipt.seconds if receipt is not None else 0.0
+        tracking.metrics(run, self._points(node, receipt, start))
+        tags = {"tutelage.kind": node.kind, "tutelage.status": end["status"], "tutelage.reason": end["reason"] or ""}
+        if receipt is not None:
+            self._send_outputs(run, node, receipt)
+            tags |= {"tutelage.run_key": receipt.run_key, "tutelage.output_digest": receipt.output_digest}
+            tags |= {f"tutelage.code.{k}": v for k, v in receipt.code.items() if v is not None}
+            tags |= {"mlflow.note.content": "\n".join(receipt.notes), "tutelage.sent": "all"}
+        tracking.tags(run, tags)
+        status = {"failed": "FAILED", "interrupted": "KILLED"}.get(end["status"], "FINISHED")
+        tracking.close(run, status, start + round(seconds * 1000))
+        return run
+
+    def _send_cut(self, node: Node) -> str:
+        """Close the run of a node that its driver's death cut short."""
+        run = self._child(node, None)
+        self._stores.tracking().tags(run, {"tutelage.kind": node.kind, "tutelage.status": "crashed"})
+        self._stores.tracking().close(run, "KILLED", millis(self._end_time()))
+        return run
+
+    def _points(self, node: Node, receipt: NodeReceipt | None, start: int) -> list[tuple[str, float, int, int]]:
+        key = receipt.run_key if receipt is not None else (self.ends().get(node.id) or {}).get("run_key")
+        points = points_of(_text_lines(self._state.node(key) / "metrics.jsonl"), start) if key else []
+        if receipt is not None:
+            at, known = start + round(receipt.seconds * 1000), {p[0] for p in points}
+            last = max((p[3] for p in points), default=0)
+            summary = {k: v for k, v in receipt.metrics.items() if v is not None and k not in known}
+            summary |= {f"cost.{k}": v for k, v in receipt.cost.items()} | {"seconds": receipt.seconds}
+            points += [(k, float(v), at, last) for k, v in summary.items()]
+        return points
+
+    def _send_outputs(self, run: str, node: Node, receipt: NodeReceipt) -> None:
+        tracking, out = self._stores.tracking(), self._state.node(receipt.run_key) / "out"
+        for name in ATTACHED:
+            if (out / name).is_file() and (out / name).stat().st_size <= _ATTACHED_BYTES:
+                tracking.file(run, out / name)
+        tracking.datasets(run, self._used(node))
+        stages = [s for s, n in self.plan.policies.items() if n == node.id]
+        policy = [FileEntry(e.path[7:], e.size, e.sha256) for e in receipt.outputs if e.path.startswith("policy/")]
+        if stages and policy and node.kind != "policy.registered":
+            folder = (out / "policy").relative_to(self._state.home).as_posix()
+            model = tracking.model(self.plan.program, stages[0], digest_entries(policy), folder, run)
+            tracking.outputs(run, model, int(receipt.cost.get("steps", 0)))
+
+    def _used(self, node: Node) -> list[dict[str, Any]]:
+        """Return the data versions that a node read, as far as they are published."""
+        versions: dict[str, Any] = {}
+        for group in {_group(n) for n in self.plan}:
+            versions |= self._sent.get(self.execution, f"data:{group}") or {}
+        context = "evaluation" if node.kind == "evaluate" else "training"
+        read = [i for i in dict.fromkeys(node.inputs.values()) if i in versions]
+        return [{**versions[i], "context": context} for i in read]
+
+    def _send_live(self) -> None:
+        """Send what nodes that run have measured so far; whatever fails is sent with the node."""
+        ended = self.ends()
+        for node_id, at in self.began().items():
+            sent_at, count = self._live.get(node_id, (0.0, 0))
+            if self.over or node_id in ended or time.monotonic() - sent_at < _LIVE_SECONDS:
+                continue
+            node, lines = self.plan.node(node_id), list[str]()
+            if (key := self._running_key(node)) is not None:
+                lines = _text_lines(self._state.node(key) / "metrics.jsonl")
+            points = points_of(lines, millis(at))
+            if len(points) > count and self._stores.mlflow.ready() and self._sent.has(self.execution, "run"):
+                try:
+                    self._stores.tracking().metrics(self._child(node, None), points[count:])
+                except ServiceError:
+                    self._stores.mlflow.failed()
+                    continue
+            self._live[node_id] = (time.monotonic(), max(count, len(points)))
+
+    def _running_key(self, node: Node) -> str | None:
+        receipts = {name: self.receipt(i) for name, i in node.inputs.items()}
+        digests = {name: r.output_digest for name, r in receipts.items() if r is not None}
+        return self._state.run_key(node, digests) if len(digests) == len(receipts) else None
+
+    def _send_registry(self) -> None:
+        registry = load_registry(self._state.home, self.plan.program)
+        if registry.versions:
+            self._stores.tracking().mirror(registry)
+
+    def _end_time(self) -> str:
+        times = [e["at"] for e in self._events] + ([self._end["at"]] if self._end else [])
+        return max([self.record.started, *times])
+
+    def _send_end(self) -> None:
+        tracking, run, at = self._stores.tracking(), self._parent, millis(self._end_time())
+        ends = self.ends()
+        receipts = {n.id: r for n in self.plan if n.id in ends and (r := self.receipt(n.id)) is not None}
+        hours = (at - millis(self.record.started)) / 3.6e6
+        vector = summary_vector(self._state, self.plan, receipts, ends, hours)
+        points = [(k, v, at, 0) for k, v in vector.items()] + stage_points(self.plan, receipts, at)
+        tracking.metrics(run, points)
+        code = self._end["exit_code"] if self._end is not None else None
+        tags = {"tutelage.exit_code": str(code)}
+        for node in self.plan:
+            if node.kind == "gate" and node.id in receipts:
+                record = gate_record(self._state, receipts[node.id].run_key)
+                rows, text = gate_rows(self._state, receipts[node.id].run_key)
+                tags[f"gate.{node.id.removeprefix('gate.')}"] = str(record.get("answer", ""))
+                tracking.text(run, json.dumps({"text": text, "rows": rows}, indent=1), f"gates/{node.id}.json")
+                tracking.text(run, str(record.get("text", text)), f"gates/{node.id}.txt")
+            if node.kind == "report" and node.id in receipts:
+                out = self._state.node(receipts[node.id].run_key) / "out"
+                best = [p for p in (out / "notes" / "report.html", out / "report.html") if p.is_file()]
+                if best:
+                    tracking.file(run, best[0], "report")
+        tracking.tags(run, tags)
+        tracking.close(run, "KILLED" if code is None else _ENDS.get(code, "FAILED"), at)
+
+
+def summary_vector(
+    state: State, plan: Plan, receipts: dict[str, NodeReceipt], ends: dict[str, dict[str, Any]], hours: float
+) -> dict[str, float]:
+    """Return the numbers that every execution of a program has: success by set, gates, cost, nodes, hours."""
+    gates = {n.id: gate_record(state, receipts[n.id].run_key) for n in plan if n.kind == "gate" and n.id in receipts}
+    chosen = next((g["candidate"] for g in gates.values() if g.get("candidate")), plan.stages[-1])
+    vector: dict[str, float] = {"hours": hours}
+    for node in plan:
+        if node.kind == "evaluate" and node.id.split(".")[1] == chosen and node.id in receipts:
+            name = ".".join(node.id.split(".")[2:])
+            vector |= {f"{k}.{name}": v for k, v in receipts[node.id].metrics.items() if v is not None}
+    for gate, record in gates.items():
+        answers = {"pass": 1.0, "already_promoted": 1.0, "fail": -1.0}
+        vector[gate] = answers.get(record.get("answer", ""), 0.0)
+    ran = [n for n, e in ends.items() if e["status"] in _RAN]
+    for cost in ("rollouts", "tokens", "steps"):
+        vector[f"cost.{cost}"] = float(sum(receipts[n].cost.get(cost, 0.0) for n in ran if n in receipts))
+    vector["nodes.run"] = float(len(ran))
+    vector["nodes.reused"] = float(sum(e["status"] == "reused" for e in ends.values()))
+    return vector
+
+
+def stage_points(plan: Plan, receipts: dict[str, NodeReceipt], at: int) -> list[tuple[str, float, int, int]]:
+    """Return success by set over the stages: step 0 is the untouched policy, then one step a stage."""
+    points: list[tuple[str, float, int, int]] = []
+    for node in plan:
+        if node.kind != "evaluate" or node.id not in receipts:
+            continue
+        _, policy, *rest = node.id.split(".")
+        order = ["init", *plan.stages]
+        if policy in order:
+            for name in ("success", "success_greedy"):
+                if (value := receipts[node.id].metrics.get(name)) is not None:
+                    points.append((f"by_stage.{name}.{'.'.join(rest)}", value, at, order.index(policy)))
+    return points
+
+
+def _semantic(plan: Plan) -> dict[str, Any]:
+    """Return what a reader wants to compare of a whole program: each stage's algorithm and the policy."""
+    chosen: dict[str, Any] = {}
+    for node in plan:
+        if node.kind.startswith("train.") and "algorithm" in node.params:
+            chosen[node.id] = node.params["algorithm"]
+        if node.kind == "policy.init":
+            chosen["policy"] = node.params.get("policy", {})
+    return chosen
+
+
+def _group(node: Node) -> str:
+    parts = node.id.split(".")
+    return parts[1] if parts[0] == "eval" and len(parts) > 1 else parts[0]
+
+
+def _published(node: Node, entries: list[FileEntry]) -> list[FileEntry]:
+    if node.kind.startswith("data."):
+        return list(entries)
+    return [e for e in entries if e.path.startswith(("trajectories/", "greedy/"))]
+
+
+def _data_name(plan: Plan, node: Node) -> str:
+    name = node.id.removeprefix("data.") if node.kind.startswith("data.") else f"{node.id}.trajectories"
+    return f"{plan.program}/{name}"
+
+
+def _text_lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return []
+    return text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for line in _text_lines(path):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,380 @@
+"""Prefect and MLflow as leased processes on loopback: shared by whoever uses them, ended when the last owner is gone.
+
+Each has a record `.tutelage/services/<name>.json`: process, port, url, owners, and whether `tutelage up` keeps it.
+The record is the lease; `flows.keeper` runs the server and ends it when no owner lives, so a killed driver leaves
+none behind. Servers listen on 127.0.0.1 only, without passwords.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flows.durable import write_json
+from flows.keeper import owned
+from flows.leases import Process, process_from, this_process
+from specs.errors import ServiceError
+
+HOST = "127.0.0.1"
+PORTS = {"prefect": 4200, "mlflow": 5000}
+"""Ports of `tutelage up` where none is named; a run's own server takes any free one."""
+START_SECONDS = 120.0
+_STOP_SECONDS = 8.0
+
+
+@dataclass(slots=True)
+class Service:
+    """The record of one server. `process` is None for the moment between its record and its start."""
+
+    name: str
+    url: str
+    port: int
+    process: Process | None
+    owners: list[Process] = field(default_factory=list[Process])
+    kept: bool = False
+    """`tutelage up` keeps it until `tutelage down`."""
+
+    @property
+    def alive(self) -> bool:
+        """Return whether exactly this server still runs."""
+        return self.process is not None and self.process.alive
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A server in use by this process. `release` gives it up; the last owner ends it."""
+
+    home: Path
+    name: str
+    url: str
+    ours: bool
+    """False for a server that somebody else runs (PREFECT_API_URL, MLFLOW_TRACKING_URI)."""
+
+    def wait_ready(self, timeout: float = START_SECONDS, *, stop: Callable[[], bool] | None = None) -> None:
+        """Wait until it answers. ServiceError where it ended, or does not answer in `timeout` seconds."""
+        until = time.monotonic() + timeout
+        while not answers(self.url, self.name, timeout=1.0):
+            if self.ours and not ((found := read(self.home, self.name)) and (found.process is None or found.alive)):
+                raise ServiceError(f"{self.name} ended while it started; {_log_tail(self.home, self.name)}")
+            if time.monotonic() > until or (stop is not None and stop()):
+                raise ServiceError(
+                    f"{self.name}: no answer at {self.url} within {timeout:.0f} s; {_log_tail(self.home, self.name)}"
+                )
+            time.sleep(0.1)
+
+    def release(self) -> None:
+        """Give the server up, and end it if nobody else uses or keeps it."""
+        if not self.ours:
+            return
+        me = this_process()
+        with _locked(self.home):
+            found = read(self.home, self.name)
+            if found is None:
+                return
+            found.owners = [o for o in found.owners if o.alive and o.pid != me.pid]
+            _save(self.home, found)
+            if not found.kept and not found.owners:
+                _end(self.home, found)
+
+
+# --- what others call
+
+
+def prefect(home: Path) -> Use:
+    """Return the Prefect server to use, at once; it may still be starting (`wait_ready`).
+
+    The one that PREFECT_API_URL names, else the one running here, else a new one that lives as long as its owners.
+    ServiceError where PREFECT_API_URL names a server that does not answer.
+    """
+    if url := os.environ.get("PREFECT_API_URL"):
+        if not answers(url, "prefect", timeout=3.0):
+            raise ServiceError(
+                f"PREFECT_API_URL: no Prefect server answers at {url!r}; start that server, "
+                "or unset the variable: tutelage then starts one of its own on loopback"
+            )
+        return Use(home, "prefect", url, ours=False)
+    return start(home, "prefect")
+
+
+def tracking_uri(home: Path) -> str:
+    """Return where metrics go: MLFLOW_TRACKING_URI, the MLflow of `tutelage up`, else a SQLite file of this project."""
+    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+        return uri
+    found = read(home, "mlflow")
+    if found is not None and found.alive and answers(found.url, "mlflow", timeout=2.0):
+        return found.url
+    return f"sqlite:///{mlflow_database(home)}"
+
+
+def mlflow_database(home: Path) -> Path:
+    """Return the project's own MLflow database."""
+    return home / "mlflow" / "mlflow.db"
+
+
+def start(home: Path, name: str, *, port: int | None = None, keep: bool = False) -> Use:
+    """Return the named server for this process, started in the background where it does not run yet.
+
+    ServiceError where `port` is taken.
+    """
+    with _locked(home):
+        found = read(home, name)
+        if found is None or not found.alive:
+            found = _launch(home, name, port if port is not None else _free_port(), keep=keep)
+        elif port is not None and found.port != port:
+            raise ServiceError(
+                f"{name} runs already at {found.url}, asked for port {port}; run `tutelage down` first, or leave it out"
+            )
+        else:
+            found.owners = [o for o in found.owners if o.alive]
+            found.kept = found.kept or keep
+            if not keep and all(o.pid != os.getpid() for o in found.owners):
+                found.owners.append(this_process())
+            _save(home, found)
+    return Use(home, name, found.url, ours=True)
+
+
+def down(home: Path) -> list[str]:
+    """End what `up` keeps and nothing else; return sentences about what was done."""
+    said: list[str] = []
+    with _locked(home):
+        for found in reversed(list(records(home))):
+            if not found.kept:
+                continue
+            found.kept = False
+            found.owners = [o for o in found.owners if o.alive]
+            _save(home, found)
+            if found.owners:
+                said.append(f"{found.name}: still used by process {found.owners[0].pid}, ends with it")
+            else:
+                was = found.alive
+                _end(home, found)
+                said.append(f"{found.name}: stopped" if was else f"{found.name}: was not running any more")
+    return said
+
+
+def reconcile(home: Path) -> list[str]:
+    """Remove the records of dead servers and end servers whose owners are all dead; return sentences about it."""
+    said: list[str] = []
+    with _locked(home):
+        for found in list(records(home)):
+            if not found.alive:
+                _record(home, found.name).unlink(missing_ok=True)
+                said.append(f"{found.name}: its server is gone, record removed")
+            elif owned(_record(home, found.name)) is False:
+                _end(home, found)
+                said.append(f"{found.name}: server {found.url} of a dead run stopped")
+    return said
+
+
+def records(home: Path) -> Iterator[Service]:
+    """Yield every record that can be read."""
+    for path in sorted((home / "services").glob("*.json")):
+        if (found := read(home, path.stem)) is not None:
+            yield found
+
+
+def read(home: Path, name: str) -> Service | None:
+    """Return a server's record; None where there is none or it is damaged."""
+    try:
+        data = json.loads(_record(home, name).read_text(encoding="utf-8"))
+        owners = [p for o in data.pop("owners") if (p := process_from(o)) is not None]
+        return Service(**{**data, "process": process_from(data["process"]), "owners": owners})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def answers(url: str, name: str, *, timeout: float) -> bool:
+    """Return whether the named kind of server answers at `url`."""
+    request = urllib.request.Request(f"{url.rstrip('/')}/health")
+    if name == "prefect" and (key := os.environ.get("PREFECT_API_KEY")):
+        request.add_header("Authorization", f"Bearer {key}")
+    direct = [urllib.request.ProxyHandler({})] if "://127.0.0.1" in url or "://localhost" in url else []
+    try:
+        with urllib.request.build_opener(*direct).open(request, timeout=timeout) as reply:
+            body = reply.read(64).strip()
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
+    return body == (b"true" if name == "prefect" else b"OK")
+
+
+def quiet_environment(home: Path) -> dict[str, str]:
+    """Return settings for Prefect, MLflow and DVC: nothing phones home, nothing is kept outside the project."""
+    no_proxy = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
+    return {
+        "DO_NOT_TRACK": "1",
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_HOME": str(home / "prefect"),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+        "DVC_NO_ANALYTICS": "true",
+    }
+
+
+# --- processes and records
+
+
+def _record(home: Path, name: str) -> Path:
+    return home / "services" / f"{name}.json"
+
+
+def _log(home: Path, name: str) -> Path:
+    return home / "services" / f"{name}.log"
+
+
+def _save(home: Path, service: Service) -> None:
+    write_json(_record(home, service.name), asdict(service))
+
+
+@contextlib.contextmanager
+def _locked(home: Path, *, seconds: float = 20.0) -> Iterator[None]:
+    """Hold the one lock under which records change; it dies with its holder."""
+    folder = home / "services"
+    folder.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + seconds
+    with (folder / "lock").open("w") as f:
+        while True:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise ServiceError(f"{folder / 'lock'}: held by another process for {seconds:.0f} s") from None
+                time.sleep(0.02)
+        yield
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind((HOST, 0))
+        return int(s.getsockname()[1])
+
+
+def _check_port(name: str, port: int) -> None:
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((HOST, port))
+            return
+        except OSError as e:
+            reason = e.strerror
+    url = _url(name, port)
+    found = f"a {name} server that tutelage did not start" if answers(url, name, timeout=1.0) else "another process"
+    use = {
+        "prefect": f"set PREFECT_API_URL={url} to use that server",
+        "mlflow": f"set MLFLOW_TRACKING_URI={url} to use that server",
+    }
+    hint = f", or {use[name]}" if found.startswith("a ") else ""
+    raise ServiceError(
+        f"port {port} for {name}: {found} has it ({reason}); stop it, choose another with `--{name}-port`{hint}"
+    )
+
+
+def _url(name: str, port: int) -> str:
+    return f"http://{HOST}:{port}" + ("/api" if name == "prefect" else "")
+
+
+def _launch(home: Path, name: str, port: int, *, keep: bool) -> Service:
+    if name != "worker":
+        _check_port(name, port)
+    module, arguments, settings = _COMMANDS[name](home, port)
+    service = Service(name, _url(name, port), port, None, [] if keep else [this_process()], keep)
+    (home / name).mkdir(parents=True, exist_ok=True)
+    _save(home, service)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
+    command = [sys.executable, "-m", "flows.keeper", str(_record(home, name)), module, *arguments]
+    with _log(home, name).open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=home / name,
+            env={**environment, **quiet_environment(home), **settings},
+            start_new_session=True,
+        )
+    service.process = this_process(child.pid)
+    _save(home, service)
+    return service
+
+
+def _end(home: Path, service: Service) -> None:
+    """End a server by its pid, if it is still this very process, with all that it started; remove its record."""
+    if service.process is not None and service.alive:
+        _signal(service.process, signal.SIGTERM)
+        until = time.monotonic() + _STOP_SECONDS
+        while service.alive and time.monotonic() < until:
+            time.sleep(0.05)
+        _signal(service.process, signal.SIGKILL)
+    _record(home, service.name).unlink(missing_ok=True)
+
+
+def _signal(process: Process, number: int) -> None:
+    """Signal a server's session; after its leader is gone only what is left of that session gets it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _log_tail(home: Path, name: str, lines: int = 3) -> str:
+    path = _log(home, name)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:]
+    except OSError:
+        text = []
+    return f"its log {path} ends: " + (" | ".join(t.strip() for t in text) or "(empty)")
+
+
+def _prefect_command(home: Path, port: int) -> tuple[str, list[str], dict[str, str]]:
+    database = home / "prefect" / "prefect.db"
+    return (
+        "prefect",
+        ["server", "start", "--host", HOST, "--port", str(port)],
+        {
+            "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "prefect" / "ui"),
+            "PREFECT_LOGGING_LEVEL": "WARNING",
+        },
+    )
+
+
+def _worker_command(home: Path, port: int) -> tuple[str, list[str], dict[str, str]]:
+    found = read(home, "prefect")
+    assert found is not None, "the worker starts after Prefect"
+    return (
+        "prefect",
+        ["worker", "start", "--pool", "tutelage", "--type", "process", "--name", "tutelage"],
+        {"PREFECT_API_URL": found.url, "PREFECT_LOGGING_LEVEL": "WARNING"},
+    )
+
+
+def _mlflow_command(home: Path, port: int) -> tuple[str, list[str], dict[str, str]]:
+    store = f"sqlite:///{mlflow_database(home)}"
+    artifacts = (home / "mlflow" / "artifacts").as_uri()
+    return (
+        "mlflow",
+        [
+            *("server", "--host", HOST, "--port", str(port), "--workers", "1", "--no-serve-artifacts"),
+            *("--backend-store-uri", store, "--default-artifact-root", artifacts),
+        ],
+        {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+    )
+
+
+_COMMANDS: dict[str, Callable[[Path, int], tuple[str, list[str], dict[str, Any]]]] = {
+    "prefect": _prefect_command,
+    "worker": _worker_command,
+    "mlflow": _mlflow_command,
+}

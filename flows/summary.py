@@ -1,0 +1,145 @@
+"""How a run went, as data and as a table: nodes, gates, champion, report, and how to go on."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from flows.live import duration
+from flows.nodes import Plan
+from flows.registry import champion
+from flows.state import RunRecord, State
+from specs.errors import StateError
+
+_STYLES = {
+    "reused": "dim", "completed": "green", "skipped": "dim", "gate_failed": "red", "held": "yellow",
+    "failed": "red", "blocked": "red", "interrupted": "yellow", "running": "cyan",
+}  # fmt: skip
+_MANY = 60  # nodes from which those that were only reused are folded into one row
+
+
+def summary(state: State, record: RunRecord, plan: Plan | None, resume: str) -> dict[str, Any]:
+    """Return what a person or a script wants to know of an execution; JSON-ready."""
+    order = [n.id for n in plan.nodes] if plan is not None else list(record.nodes)
+    kinds = {n.id: n.kind for n in plan.nodes} if plan is not None else {}
+    nodes = [{"node": n, "kind": kinds.get(n), **_node(state, record, n)} for n in order]
+    done = {n["node"]: n for n in nodes if n["status"] in ("reused", "completed", "gate_failed", "held")}
+    code = record.exit_code
+    return {
+        "program": record.program,
+        "execution": record.execution,
+        "state": "crashed" if record.arguments.get("crashed") else record.state,
+        "exit_code": code,
+        "started": record.started,
+        "ended": record.ended,
+        "driver": record.driver if record.state == "running" else None,
+        "nodes": nodes,
+        "gates": [_gate(state, d) for d in done.values() if d["kind"] == "gate"],
+        "champion": _champion(state, record.program),
+        "report": _report(state, done.values()),
+        "resume": resume if code not in (0, 3) and record.state != "running" else None,
+    }
+
+
+def _node(state: State, record: RunRecord, node: str) -> dict[str, Any]:
+    found = record.nodes.get(node)
+    if found is None:
+        return {"status": "not reached", "reason": "", "run_key": None, "seconds": 0.0, "notes": []}
+    key = found.get("run_key")
+    receipt = state.receipt(key) if key else None
+    status, reason = found["status"], found.get("reason", "")
+    if status == "running" and record.state != "running":
+        status, reason = "interrupted", "its driver died"
+    saved = state.checkpoint_info(key) if key and status in ("interrupted", "failed", "running") else None
+    if saved is not None:
+        reason += f"{'; ' if reason else ''}checkpoint {saved[0]}/{saved[1] or '?'} is kept"
+    return {
+        "status": status,
+        "reason": reason,
+        "run_key": key,
+        "seconds": receipt.seconds if receipt is not None else 0.0,
+        "notes": receipt.notes if receipt is not None else [],
+        "metrics": receipt.metrics if receipt is not None else {},
+    }
+
+
+def _gate(state: State, node: dict[str, Any]) -> dict[str, Any]:
+    out = state.node(node["run_key"]) / "out" / "gate.json"
+    try:
+        return {"gate": node["node"], **json.loads(out.read_text(encoding="utf-8"))}
+    except (OSError, ValueError):
+        return {"gate": node["node"], "text": f"{out}: cannot be read"}
+
+
+def _champion(state: State, program: str) -> dict[str, Any] | None:
+    try:
+        found = champion(state.home, program)
+    except StateError as e:
+        return {"text": str(e)}
+    return None if found is None else {"version": found.version, "stage": found.stage, "digest": found.digest}
+
+
+def _report(state: State, done: Iterable[dict[str, Any]]) -> str | None:
+    for node in done:
+        if node["kind"] == "report":
+            path = state.node(node["run_key"]) / "out" / "report.html"
+            return str(path) if path.exists() else None
+    return None
+
+
+def view(data: dict[str, Any], notes: list[str], seconds: float | None = None) -> RenderableType:
+    """Return the summary for a terminal."""
+    parts: list[RenderableType] = [_table(data)]
+    parts += [Text(str(g["text"])) for g in data["gates"] if g.get("text")]
+    parts += [Text(f"note: {text}") for text in notes]
+    if (best := data["champion"]) is not None:
+        parts.append(Text(best.get("text") or f"champion: version {best['version']}, from {best['stage']}"))
+    if data["report"]:
+        parts.append(Text(f"report: {_short(data['report'])}", overflow="fold"))
+    parts.append(Text(_last_line(data, seconds)))
+    if data["resume"]:
+        parts.append(Text(f"go on with: {data['resume']}"))
+    return Group(*parts)
+
+
+def _last_line(data: dict[str, Any], seconds: float | None) -> str:
+    took = f" in {duration(seconds)}" if seconds is not None else ""
+    statuses = [n["status"] for n in data["nodes"]]
+    if data["state"] != "ended":
+        return f"{data['program']}: {data['state']} (execution {data['execution']}, since {data['started']})"
+    if statuses and all(s in ("reused", "skipped") for s in statuses):
+        return f"{data['program']}: nothing to do, everything is done{took}"
+    words = {0: "done", 3: "a gate failed", 4: "interrupted", 7: "held", 8: "stopped, its budget is used up"}
+    return f"{data['program']}: {words.get(data['exit_code'], 'failed')}{took} (exit {data['exit_code']})"
+
+
+def _table(data: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("node", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("took", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    nodes = data["nodes"]
+    fold = len(nodes) > _MANY
+    for n in nodes:
+        if fold and n["status"] == "reused":
+            continue
+        took = duration(n["seconds"]) if n["seconds"] else ""
+        why = n["reason"] or "; ".join(n["notes"][:2])
+        table.add_row(
+            n["node"], Text(n["status"].replace("_", " "), style=_STYLES.get(n["status"], "")), took, Text(why)
+        )
+    if fold and (hidden := sum(n["status"] == "reused" for n in nodes)):
+        table.add_row(f"{hidden} more", Text("reused", style="dim"), "", "")
+    return table
+
+
+def _short(path: str) -> str:
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path

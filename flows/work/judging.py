@@ -1,0 +1,185 @@
+"""Bodies of `evaluate`, `gate` and `report`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from flows.context import NodeContext, Outcome, Result
+from flows.durable import digest_tree, write_durable
+from specs.environments import Environments
+from specs.errors import DataError
+from specs.gates import Evaluation, Gate
+from specs.records import Problem, Trajectory, problem_from
+from specs.reward import Reward
+from specs.strict_json import parse
+from tasks.judging.evaluation import reward_range, summarise
+from tasks.judging.gates import Evidence, GateRecord, decide
+from tasks.judging.results import Evaluated, Unusable, try_evaluation, write_evaluation
+
+HEADLINE = ("success", "success_greedy", "reward", "tool_success", "invalid_call_rate", "truncated_rate")
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Return the problems of a `records.jsonl`. DataError names the line that cannot be used."""
+    problems: list[Problem] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            problems.append(problem_from(parse(line)))
+        except (ValueError, TypeError) as e:
+            raise DataError(f"{path}: line {number} is no problem ({e}); make the data set again") from e
+    if not problems:
+        raise DataError(f"{path}: it holds no problem; expected at least one")
+    return problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Rolled:
+    """Judged tries and the digest of the policy that made them."""
+
+    sampled: list[Trajectory]
+    greedy: list[Trajectory]
+    digest: str
+
+
+def evaluate(node: NodeContext) -> Outcome:
+    """Ask a policy every problem of a set, sampled and greedily, judge, and write metrics and trajectories."""
+    from tasks.episodes.shards import write_shards
+
+    params = node.params
+    spec = Evaluation.model_validate(params["evaluation"])
+    reward = Reward.model_validate(params["reward"])
+    environments = TypeAdapter(Environments).validate_python(params["environments"])
+    problems = read_problems(node.inputs["problems"] / "records.jsonl")
+    folder = node.inputs["policy"] / "policy"
+    rolled = _roll(node, folder, spec, problems)
+    sampled, greedy = rolled.sampled, rolled.greedy
+    seen = [t.reward for t in (*sampled, *greedy) if t.reward is not None]
+    turns = max(environments[p.environment].max_turns for p in problems)
+    scale = reward_range(reward, turns, seen)
+    results, summary = summarise(
+        problems, sampled, greedy, samples=spec.samples, confidence=spec.confidence, scale=scale
+    )
+    write_shards(node.out / "trajectories", sampled)
+    if greedy:
+        write_shards(node.out / "greedy", greedy)
+    whole = write_evaluation(
+        node.out,
+        results,
+        {
+            **summary,
+            "policy_digest": digest_tree(folder),
+            "policy_manifest": rolled.digest,
+            "set": params["set"],
+            "role": params["role"],
+            "samples": spec.samples,
+            "temperature": spec.temperature,
+            "greedy": spec.greedy,
+            "reward_range": list(scale),
+            "seed": node.seed,
+        },
+    )
+    node.metrics.log(0, **{k: v["value"] for k, v in whole["metrics"].items() if v["value"] is not None})
+    return _evaluated(whole, len(sampled) + len(greedy), sum(t.policy_tokens for t in (*sampled, *greedy)))
+
+
+def _evaluated(summary: dict[str, Any], rollouts: int, tokens: int) -> Outcome:
+    metrics: dict[str, float | None] = {}
+    for name, found in summary["metrics"].items():
+        metrics[name] = found["value"]
+        if name in HEADLINE:
+            metrics[f"{name}_low"], metrics[f"{name}_high"] = found["low"], found["high"]
+    counts = summary["counts"]
+    notes = [
+        f"{name} was not measured: no problem has a value"
+        for name, found in summary["metrics"].items()
+        if found["value"] is None and name not in ("recovery_rate", *(() if summary["greedy"] else ("success_greedy",)))
+    ]
+    lost = counts["asked"] - counts["valid"]
+    if lost:
+        notes.append(f"{lost} of {counts['asked']} samples have no verdict; they lower n and are no failures")
+    metrics["invalid_share"] = counts["invalid_share"]
+    return Outcome(metrics=metrics, cost={"rollouts": float(rollouts), "tokens": float(tokens)}, notes=notes)
+
+
+def _roll(node: NodeContext, folder: Path, spec: Evaluation, problems: Sequence[Problem]) -> _Rolled:
+    """Return the judged tries of the policy in `folder`; a killed evaluation goes on from the parts it has."""
+    from flows.work import inputs
+    from tasks.loops.collect import Draw, collect
+    from tasks.loops.rollout_store import RolloutStore
+    from tasks.policy.store import load_policy
+
+    policy = load_policy(folder, device=inputs.device(node))
+    arena, _ = inputs.arena(node, policy)
+
+    def roll(samples: int, temperature: float, name: str) -> list[Trajectory]:
+        def tell(done: int, total: int) -> None:
+            node.progress(name, done / max(1, total), {"rollouts": float(done)})
+
+        store = RolloutStore(node.checkpoints / name)
+        draw = Draw(samples, temperature, node.seed, name)
+        return collect(arena, problems, draw, stop=node.stop, store=store, progress=tell).trajectories
+
+    sampled = roll(spec.samples, spec.temperature, "sampled")
+    return _Rolled(sampled, roll(1, 0.0, "greedy") if spec.greedy else [], policy.digest)
+
+
+def _evidence(node: NodeContext) -> Evidence:
+    params = node.params
+    sets: list[str] = params["sets"]
+    candidates: dict[str, dict[str, Evaluated | Unusable]] = {
+        stage: {s: try_evaluation(node.inputs.get(f"candidate.{stage}.{s}")) for s in sets}
+        for stage in params["candidates"]
+    }
+    baseline: dict[str, Evaluated | Unusable] | None = None
+    name = params.get("baseline")
+    given = {s: node.inputs[f"baseline.{s}"] for s in sets if f"baseline.{s}" in node.inputs}
+    if name is not None or given:
+        baseline = {s: try_evaluation(path) for s, path in given.items()}
+    champion = params.get("champion") or {}
+    return Evidence(
+        candidates=candidates,
+        baseline=baseline,
+        baseline_name=name or "baseline",
+        champion_digest=champion.get("digest"),
+        look=int(params.get("look") or 1),
+    )
+
+
+def gate(node: NodeContext) -> Outcome:
+    """Decide from the evaluations alone and write `gate.json`; inconclusive is answered as the gate declares."""
+    spec = Gate.model_validate(node.params["gate"])
+    record = decide(spec, node.params["name"], _evidence(node))
+    data = json.dumps(record.to_dict(), indent=1, sort_keys=True, allow_nan=False)
+    write_durable(node.out / "gate.json", data + "\n")
+    write_durable(node.out / "gate.txt", record.text)
+    return _decided(record, spec)
+
+
+def _decided(record: GateRecord, spec: Gate) -> Outcome:
+    results: dict[str, Result] = {"pass": "completed", "fail": "gate_failed", "already_promoted": "already_promoted"}
+    on_inconclusive: dict[str, Result] = {"hold": "held", "fail": "gate_failed", "pass_on": "completed"}
+    result = results.get(record.answer) or on_inconclusive[spec.on_inconclusive]
+    notes = [f"gate {record.gate}: {record.answer.replace('_', ' ')}: {record.sentence}", *record.notes]
+    if record.answer == "inconclusive" and spec.on_inconclusive == "pass_on":
+        notes.append("on_inconclusive is pass_on: the run goes on, nothing is promoted")
+    metrics: dict[str, float | None] = {f"{r.metric}_{r.set}": r.value for r in record.rows if r.value is not None}
+    metrics["passed"] = float(record.answer in ("pass", "already_promoted"))
+    return Outcome(result=result, metrics=metrics, notes=notes)
+
+
+def report(node: NodeContext) -> Outcome:
+    """Write `report.html`, which depends on results alone, and `notes/report.html` with durations and notes too."""
+    from flows.work.gathering import gather
+    from tasks.judging.report import render
+
+    data = gather(node)
+    plain = replace(data, costs=[replace(c, seconds=None) for c in data.costs], notes=[])
+    write_durable(node.out / "report.html", render(plain))
+    notes = node.out / "notes"
+    notes.mkdir(exist_ok=True)
+    write_durable(notes / "report.html", render(data))
+    return Outcome(notes=data.problems)

@@ -1,0 +1,181 @@
+"""Bodies of policy-gradient nodes: the preflight, the choice it leads to, and GRPO itself."""
+
+import json
+from functools import partial
+from typing import Any
+
+from tasks.episodes.shards import write_shards
+
+from flows.context import NodeContext, Outcome
+from flows.work import inputs
+from specs.algorithms import GRPO
+from specs.errors import StateError, TrainingError
+from specs.records import Trajectory
+from specs.stages import Needs, Preflight
+from tasks.episodes.local import LocalSampler
+from tasks.episodes.seeds import derive
+from tasks.files import write_json
+from tasks.learning.checkpoints import tensor_digest
+from tasks.learning.learner import Learner
+from tasks.loops.collect import Draw, collect
+from tasks.loops.on_policy import OnPolicy, OnPolicyReport, train_grpo
+from tasks.loops.order import ProblemOrder
+from tasks.loops.preflight import measure, review_sample, unmet
+from tasks.loops.rollout_store import RolloutStore
+from tasks.policy.llama import Llama
+
+_LAST_STEPS = 5
+"""Steps over which the receipt's figures are averaged."""
+
+
+def preflight(node: NodeContext) -> Outcome:
+    """Roll out before the stage and measure whether it can learn; writes `preflight.json` and `review/`."""
+    spec = GRPO.model_validate(node.params["algorithm"])
+    asked = Preflight.model_validate(node.params["preflight"])
+    arena, _ = inputs.arena(node, inputs.start_policy(node))
+    order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
+    draw = Draw(asked.samples, spec.temperature, derive(node.seed, "rollouts"), "preflight")
+    store = RolloutStore(node.checkpoints / "rollouts")
+
+    def tell(done: int, total: int) -> None:
+        node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
+
+    found = collect(arena, order.draw(asked.problems), draw, stop=node.stop, store=store, progress=tell)
+    figures = measure(found.trajectories)
+    missing = unmet(Needs.model_validate(node.params["needs"]), figures)
+    best, worst = review_sample(found.trajectories)
+    write_shards(node.out / "review" / "best", best)
+    write_shards(node.out / "review" / "worst", worst)
+    write_json(node.out / "preflight.json", figures | {"unmet": missing})
+    shown = ("success", "positive_problem_rate", "mixed_group_rate", "truncated", "tool_success")
+    notes = [f"not met: {sentence}" for sentence in missing]
+    if asked.problems > order.size:
+        notes.append(f"preflight.problems is {asked.problems}, but there are only {order.size}; all were used")
+    return Outcome(
+        metrics={name: figures[name] for name in shown} | {"reward_mean": figures["reward"]["mean"]},
+        cost={"rollouts": float(len(found.trajectories)), "tokens": float(found.policy_tokens)},
+        notes=notes,
+    )
+
+
+def choose(node: NodeContext) -> Outcome:
+    """Decide whether the stage runs; writes `decision.json`. TrainingError where it may not and nothing is left."""
+    figures = _json(node, "preflight", "preflight.json")
+    missing = unmet(Needs.model_validate(node.params["needs"]), figures)
+    if missing and node.params["last"]:
+        raise TrainingError(
+            f"stage {node.params.get('stage', node.id)}: the preflight says that it cannot learn: {'; '.join(missing)}. "
+            "Ways out: train on demonstrations (sft) or verified rollouts (rft) first, set else_first: rft (or raise "
+            "tries), choose easier problems, or lower needs knowingly"
+        )
+    reason = "; ".join(missing) if missing else f"success {figures['success']:.3f}: every need is met"
+    write_json(node.out / "decision.json", {"go": not missing, "reason": reason})
+    return Outcome(metrics={"go": float(not missing)}, notes=[reason])
+
+
+def grpo(node: NodeContext) -> Outcome:
+    """Train by GRPO; writes `policy/`, `curve.json` and, where they are kept, `trajectories/`."""
+    if not _json(node, "decision", "decision.json")["go"]:
+        raise StateError(f"{node.id}: its preflight did not say go, so it should not have been started")
+    spec = GRPO.model_validate(node.params["algorithm"])
+    run, policy = inputs.execution(node), inputs.start_policy(node)
+    learner = Learner(
+        policy.model,
+        spec.optimizer,
+        spec.steps * spec.updates_per_batch,
+        precision=inputs.policy_spec(node).precision,
+        micro_batch_tokens=run.micro_batch_tokens,
+        device=inputs.device(node),
+    )
+    arena, sampler = inputs.arena(node, policy)
+    keeper = _Keeper(RolloutStore(node.checkpoints / "rollouts"))
+    stage = OnPolicy(
+        spec=spec,
+        problems=ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node)),
+        seed=node.seed,
+        max_length=policy.config.max_length,
+        load_weights=partial(_load_weights, sampler, policy.model, node.id),
+        reference=inputs.start_policy(node).model if spec.kl_coef > 0 else None,
+        keep=keeper.keep if run.keep_trajectories else None,
+        before_save=keeper.flush if run.keep_trajectories else None,
+    )
+    report = train_grpo(learner, arena, stage, inputs.hooks(node))
+    inputs.save_result(node, policy, learner, report.probe)
+    if run.keep_trajectories:
+        write_shards(node.out / "trajectories", keeper.all(spec.steps))
+    write_json(node.out / "curve.json", _curve(report))
+    return Outcome(metrics=_metrics(report), cost=_cost(report, learner), notes=_notes(report, spec))
+
+
+class _Keeper:
+    """Holds rollouts until the next checkpoint, then stores them; gives them back in order of steps."""
+
+    def __init__(self, store: RolloutStore) -> None:
+        self._store = store
+        self._pending: dict[int, list[Trajectory]] = {}
+
+    def keep(self, step: int, trajectories: list[Trajectory]) -> None:
+        self._pending[step] = trajectories
+
+    def flush(self, steps: int) -> None:
+        """Store what belongs to finished steps."""
+        for step in [s for s in self._pending if s < steps]:
+            self._store.write(f"step-{step:06d}", self._pending.pop(step))
+
+    def all(self, steps: int) -> list[Trajectory]:
+        """Return the rollouts of all steps. StateError where a stored step is damaged."""
+        found: list[Trajectory] = []
+        for step in range(steps):
+            part = self._pending.get(step) or self._store.read(f"step-{step:06d}")
+            if part is None:
+                raise StateError(
+                    f"the kept rollouts of step {step} are damaged or gone; remove the node's ckpt folder to train the "
+                    "stage anew, or set run.keep_trajectories: false"
+                )
+            found += part
+        return found
+
+
+def _load_weights(sampler: LocalSampler, model: Llama, node_id: str, step: int) -> None:
+    digest = tensor_digest(dict(model.named_parameters()))
+    sampler.load_weights(model, f"{node_id}/{step}/{digest[:12]}")
+
+
+def _curve(report: OnPolicyReport) -> dict[str, Any]:
+    steps = [{"step": i + 1} | line for i, line in enumerate(report.curve)]
+    return {"steps": steps, "skipped_steps": report.skipped_steps, "dropped": report.dropped}
+
+
+def _metrics(report: OnPolicyReport) -> dict[str, float | None]:
+    """Return figures of the last steps; those of the first as `first_…`."""
+    first, last = report.curve[0], report.curve[-_LAST_STEPS:]
+    names = ("success", "reward_mean", "mixed_groups", "truncated", "policy_tokens")
+    metrics: dict[str, float | None] = {n: sum(line[n] for line in last) / len(last) for n in names}
+    for name in ("entropy", "logprob_gap", "clip_fraction"):
+        given = [line[name] for line in last if name in line]
+        metrics[name] = sum(given) / len(given) if given else None
+    return metrics | {"first_success": first["success"], "skipped_steps": float(report.skipped_steps)}
+
+
+def _cost(report: OnPolicyReport, learner: Learner) -> dict[str, float]:
+    return {
+        "rollouts": float(report.rollouts),
+        "tokens": float(report.policy_tokens),
+        "steps": float(learner.updates),
+    }
+
+
+def _notes(report: OnPolicyReport, spec: GRPO) -> list[str]:
+    notes = list(report.notes)
+    if report.skipped_steps:
+        notes.append(f"{report.skipped_steps} of {spec.steps} steps made no update: no group varied")
+    notes += [f"{n} trajectories left out of the loss: {reason}" for reason, n in sorted(report.dropped.items())]
+    return notes
+
+
+def _json(node: NodeContext, name: str, file: str) -> dict[str, Any]:
+    path = node.inputs[name] / file
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise StateError(f"{path}: cannot be read ({e}); run the node that makes it again") from e

@@ -1,0 +1,53 @@
+"""Whether every success earns more than every failure, whatever else a trajectory does."""
+
+from dataclasses import dataclass
+
+from specs.reward import Reward
+
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class DominanceReport:
+    """Bounds of a reward over all trajectories of at most so many calls."""
+
+    worst_success: float
+    best_failure: float
+    lowest_failure: float
+    """Least that a failure earns which breaks no hard condition."""
+    holds: bool
+    text: str
+    """One sentence with the numbers, and what to change where it does not hold."""
+
+
+def dominance(reward: Reward, max_calls: int) -> DominanceReport:
+    """Return the bounds for episodes of at most `max_calls` calls.
+
+    Outcome weights are normalised to one and count in full or not at all; soft scores lie in [0, 1]; the penalty for
+    extra calls is longest where one call would have done. A failure may pass every outcome verifier but one.
+    """
+    penalty = reward.per_extra_call * max(0, max_calls - 1)
+    weights = list(reward.outcome.values()) or [1.0]
+    nearly = 1.0 - min(weights) / sum(weights)
+    soft = sum(reward.soft.values())
+    process = min(reward.process_cap, reward.process_per_call * max_calls)
+    worst_success = 1.0 + penalty
+    best_failure = nearly + soft + process
+    lowest_failure = penalty + reward.on_truncation
+    successes_win = worst_success > best_failure + _TOLERANCE
+    floor_is_lowest = not reward.must or reward.floor < lowest_failure - _TOLERANCE
+    text = (
+        f"the worst success earns {worst_success:g} (1 {penalty:+g} for {max(0, max_calls - 1)} extra calls), "
+        f"the best failure {best_failure:g} (outcome {nearly:g} + soft {soft:g} + process {process:g})"
+    )
+    if not successes_win:
+        text += (
+            f": a failure may earn as much as a success; lower soft, process_cap or per_extra_call by more than "
+            f"{best_failure - worst_success:g} in sum"
+        )
+    if not floor_is_lowest:
+        text += (
+            f"; the floor {reward.floor:g} is not below the lowest honest reward {lowest_failure:g}: "
+            f"set reward.floor below {lowest_failure:g}"
+        )
+    return DominanceReport(worst_success, best_failure, lowest_failure, successes_win and floor_is_lowest, text)

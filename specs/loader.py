@@ -1,0 +1,237 @@
+"""From a program file to a checked program; every mistake at once."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from specs.errors import ProgramError
+from specs.explain import explain
+from specs.overrides import apply_settings, read_file, with_base
+from specs.positions import KeyPath, Mistake, Position, InvalidProgramError, path_text, position_of
+from specs.program import Program
+from specs.reader import Document
+from specs.redaction import REFERENCE, Redactor, written_secrets
+from specs.references import check, expanded
+
+_REFERRING = (("data", "*", "path"), ("policy", "init", "model"), ("policy", "init", "revision"), ("tags", "*"))
+"""Where `${env:NAME}` may stand."""
+_PLAIN_TEXT = re.compile(r"[A-Za-z][\w./@-]*", re.ASCII)
+_MOST = 200
+_PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A `${env:NAME}` of a program; its value is not looked at here."""
+
+    name: str
+    path: KeyPath
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProgram:
+    """A program that passed every check, with what is known about its text."""
+
+    program: Program
+    """Everything implicit is written out (`specs.implicit.expanded`)."""
+    path: Path
+    """The file as it was named; relative paths in the program start in its folder."""
+    positions: Mapping[KeyPath, Position]
+    sources: tuple[Path, ...]
+    """Files read: the program's, then its base."""
+    references: tuple[Reference, ...] = ()
+    warnings: tuple[Mistake, ...] = ()
+    """What is odd and no mistake, such as a data set that nothing uses."""
+    written: Any = field(default=None, repr=False)
+    """The data as written, after `extends` and `--set`."""
+
+    def where(self, path: str) -> str:
+        """Return `file:line:col path` for a dotted path such as `stages[0].algorithm.type`."""
+        parts = cast(KeyPath, tuple(int(m[1]) if m[1] else m[2] for m in _PART.finditer(path)))
+        return f"{position_of(parts, self.positions)} {path}"
+
+
+def dump_program(program: Program) -> str:
+    """Return the YAML of a program; loading it gives the same program."""
+    import yaml
+
+    from specs.scalars import read_plain
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes whatever would not be read back as the same text."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: Any, value: str) -> Any:
+        plain = _PLAIN_TEXT.fullmatch(value) and isinstance(read_plain(value), str)
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+
+    Dumper.add_representer(str, text)
+    data = program.model_dump(mode="json", by_alias=True)
+    return str(yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+def load_program(path: str | Path, overrides: Sequence[str] = ()) -> LoadedProgram:
+    """Return the program in a file, with `overrides` (`path=value`) written over it.
+
+    Raises ProgramError: one line `file:line:col path: what, expected, nearest name` for each mistake.
+    """
+    path = Path(path)
+    document = read_file(path)
+    try:
+        document, sources = with_base(document, path)
+    except ProgramError as e:  # the base: what is wrong with the program itself is told as well
+        raise _refused(document, getattr(e, "mistakes", None) or [_as_mistake(document, e)]) from None
+    apply_settings(document, overrides)
+    if not isinstance(document.data, dict):
+        raise _refused(document, [_at_top(document)])
+    references = _references(document)
+    _secrets(document)
+    program = _validated(document)
+    if program is None or document.mistakes:
+        _names_in_what_is_right(document, path)
+        raise _refused(document, [])
+    program = expanded(program)
+    mistakes, warnings = check(program, document.positions, path.parent)
+    if mistakes:
+        raise _refused(document, mistakes)
+    return LoadedProgram(
+        program, path, document.positions, tuple(sources), tuple(references), tuple(warnings), document.data
+    )
+
+
+def _as_mistake(document: Document, error: ProgramError) -> Mistake:
+    text = str(error).partition("extends: ")[2] or str(error)
+    return Mistake(position_of(("extends",), document.positions), ("extends",), text)
+
+
+def _at_top(document: Document) -> Mistake:
+    return Mistake(position_of((), document.positions), (), "found no map, expected program, policy, environments, …")
+
+
+def _refused(document: Document, more: Sequence[Mistake]) -> InvalidProgramError:
+    """Return the error with every mistake in the order of the file, without doubles and without secrets."""
+    files = list(dict.fromkeys([document.file, *(m.position.file for m in (*document.mistakes, *more))]))
+    clean = Redactor(document.data).clean
+    mistakes = [_cleaned(m, clean) for m in (*document.mistakes, *more)]
+    unique = {(m.position, m.text): m for m in reversed(mistakes)}
+    order = {clean(f): i for i, f in enumerate(files)}
+    told = sorted(unique.values(), key=lambda m: (order[m.position.file], m.position.line, m.position.column,
+                                                  path_text(m.path)))  # fmt: skip
+    if len(told) > _MOST:
+        rest = Mistake(told[_MOST].position, (), f"{len(told) - _MOST} more mistakes from here on")
+        told = [*told[:_MOST], rest]
+    return InvalidProgramError(told)
+
+
+def _cleaned(mistake: Mistake, clean: Callable[[str], str]) -> Mistake:
+    at = mistake.position
+    path = tuple(clean(p) if isinstance(p, str) else p for p in mistake.path)
+    return Mistake(Position(clean(at.file), at.line, at.column), path, clean(mistake.text), mistake.code)
+
+
+def _secrets(document: Document) -> None:
+    for secret in written_secrets(document.data):
+        key = secret.key
+        variable = re.sub(r"\W+", "_", key).upper() or "NAME"
+        subject = f"`{key}` holds a secret" if key else "this looks like a secret"
+        text = (
+            f"{subject} that is written out; expected a reference: put the value into an environment variable"
+            f' and write "${{env:{variable}}}"'
+        )
+        document.mistakes.append(Mistake(position_of(secret.path, document.positions), secret.path, text))
+
+
+def _references(document: Document) -> list[Reference]:
+    """Return every `${env:NAME}`; one that is malformed or stands where none is read is a mistake."""
+    found: list[Reference] = []
+    for path, text in _texts(document.data, ()):
+        if "${" not in text:
+            continue
+        at = position_of(path, document.positions)
+        names = [str(m[1]) for m in REFERENCE.finditer(text)]
+        found += [Reference(name, path, at) for name in names]
+        if "${" in REFERENCE.sub("", text):
+            document.mistakes.append(Mistake(at, path, "found `${` without env:NAME}, expected ${env:NAME}"))
+        elif isinstance(path[-1] if path else 0, str) and not any(_matches(path, p) for p in _REFERRING):
+            known = ", ".join(".".join(p) for p in _REFERRING)
+            document.mistakes.append(
+                Mistake(at, path, f"a reference to the environment is not read here, only in {known}; write the value")
+            )
+    return found
+
+
+def _matches(path: KeyPath, pattern: tuple[str, ...]) -> bool:
+    return len(path) == len(pattern) and all(p in ("*", part) for part, p in zip(path, pattern, strict=True))
+
+
+def _texts(data: Any, path: KeyPath) -> list[tuple[KeyPath, str]]:
+    if isinstance(data, str):
+        return [(path, data)]
+    items: list[tuple[Any, Any]] = []
+    if isinstance(data, dict):
+        items = list(cast(dict[Any, Any], data).items())
+    elif isinstance(data, list):
+        items = list(enumerate(cast(list[Any], data)))
+    return [found for key, value in items for found in _texts(value, (*path, key))]
+
+
+def _validated(document: Document) -> Program | None:
+    """Return the program, or None and a mistake for each thing that does not fit."""
+    told = {m.path for m in document.mistakes}
+    try:
+        return Program.model_validate(document.data)
+    except ValidationError as e:
+        mistakes = explain(Program, document.data, e.errors(include_url=False), document.positions)
+    document.mistakes += [m for m in mistakes if m.path not in told or m.code == "unknown_key"]
+    return None
+
+
+def _names_in_what_is_right(document: Document, path: Path) -> None:
+    """Also check names where the program can be read without what is wrong in it.
+
+    A misspelt key counts as the key that was meant, another wrong key as left out; only names that do not exist are
+    reported then, since what seems missing may be what was left out.
+    """
+    gone = {m.path: m.meant for m in document.mistakes}
+    data = _mended(document.data, gone)
+    try:
+        program = expanded(Program.model_validate(data))
+    except ValidationError:
+        return
+    mistakes, _ = check(program, document.positions, path.parent)
+    document.mistakes += [
+        m for m in mistakes
+        if m.code == "unknown_name" and not any(m.path[: len(p)] == p for p in gone) and _written(document.data, m.path)
+    ]  # fmt: skip
+
+
+def _written(data: Any, path: KeyPath) -> bool:
+    for part in path:
+        if isinstance(data, dict) and part in data:
+            data = cast(dict[Any, Any], data)[part]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(cast(list[Any], data)):
+            data = cast(list[Any], data)[part]
+        else:
+            return False
+    return True
+
+
+def _mended(data: Any, gone: Mapping[KeyPath, str | None], here: KeyPath = ()) -> Any:
+    """Return a copy in which wrong keys are renamed or left out; items of lists stay, since others are counted by them."""
+    if isinstance(data, dict):
+        found: dict[str, Any] = {}
+        for key, value in cast(dict[str, Any], data).items():
+            meant = gone.get((*here, key), key)
+            if meant is not None and (meant == key or meant not in data):
+                found[meant] = _mended(value, gone, (*here, key))
+        return found
+    if isinstance(data, list):
+        return [_mended(v, gone, (*here, i)) for i, v in enumerate(cast(list[Any], data))]
+    return data

@@ -1,0 +1,81 @@
+"""Agents: how a call is written and read. `agent_for` is the one place where a spec becomes an agent."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specs.agents import Agent, ToolLoop
+from specs.errors import DataError
+from specs.records import ToolCall
+from tasks.episodes.call_json import read_json
+from tasks.episodes.schemas import argument_error
+from tasks.protocols import ToolSchema
+from tasks.tokens.text import call_text
+
+
+def agent_for(spec: Agent) -> "ToolLoopAgent":
+    """Return the agent that a spec names."""
+    return ToolLoopAgent(spec)
+
+
+class ToolLoopAgent:
+    """One tool call a turn, as one JSON object and nothing else."""
+
+    def __init__(self, spec: ToolLoop) -> None:
+        self.spec = spec
+        self.name = f"tool_loop/{spec.call_format}@1"
+        nested = spec.call_format == "nested"
+        self.instruction = (
+            'Reply with one JSON call: {"name": ..., "arguments": {...}}'
+            if nested
+            else 'Reply with one JSON call: {"tool": ..., argument: value, ...}'
+        )
+
+    def write(self, call: ToolCall) -> str:
+        """Return a call as the policy should write it. DataError where its arguments are no JSON object."""
+        return call_text(call.name, arguments_of(call.arguments, call.name), self.spec.call_format)
+
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ToolCall:
+        """Return the call in `text`, checked against its tool's schema; never raises.
+
+        `error` says why it cannot be used: malformed_json, not_an_object, unknown_tool, missing_argument,
+        unknown_argument or wrong_type.
+        """
+        data, problem = read_json(text)
+        if problem is not None:
+            return ToolCall("", {}, text, "malformed_json")
+        if not isinstance(data, dict):
+            return ToolCall("", {}, text, "not_an_object")
+        name, arguments, error = self._split(data)
+        if error is not None:
+            return ToolCall(name, {}, text, error)
+        tool = next((t for t in tools if t.name == name), None)
+        error = "unknown_tool" if tool is None else argument_error(arguments, tool.parameters)
+        return ToolCall(name, arguments, text, error)
+
+    def _split(self, data: dict[str, Any]) -> tuple[str, dict[str, Any], str | None]:
+        if self.spec.call_format == "flat":
+            name = data.get("tool")
+            arguments: Any = {k: v for k, v in data.items() if k != "tool"}
+        else:
+            name, arguments = data.get("name"), data.get("arguments", {})
+        if not isinstance(name, str):
+            return "", {}, "unknown_tool"
+        if not isinstance(arguments, dict):
+            return name, {}, "not_an_object"
+        if self.spec.call_format == "nested" and data.keys() - {"name", "arguments"}:
+            return name, arguments, "unknown_argument"
+        return name, arguments, None
+
+
+def arguments_of(value: Any, where: str) -> dict[str, Any]:
+    """Return a call's arguments from an object, or from the text of one (API logs keep them as text), once decoded.
+
+    DataError, naming `where`, for anything else.
+    """
+    if isinstance(value, str):
+        value, problem = read_json(value)
+        if problem is not None:
+            raise DataError(f"{where}: arguments are no JSON ({problem}); expected a JSON object")
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: arguments are {type(value).__name__}, expected a JSON object")
+    return value

@@ -1,0 +1,116 @@
+"""Running many episodes at once, turn by turn, so that the sampler always sees a large batch."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from specs.errors import DataError, Interrupted, ProgramError
+from specs.records import Problem, Trajectory
+from tasks.episodes.agents import ToolLoopAgent
+from tasks.episodes.episode import Episode, EpisodeSetting
+from tasks.episodes.schemas import check_tools
+from tasks.protocols import Environment, Sampler, SamplingSettings
+from tasks.tokens.template import Template
+
+_SESSIONS = itertools.count()
+"""Session numbers are never used twice in a process, so no run can meet what another left in a sampler."""
+
+
+def run_episodes(  # noqa: PLR0913 - the seam where everything is handed in
+    sampler: Sampler,
+    agent: ToolLoopAgent,
+    template: Template,
+    environments: dict[str, Environment],
+    problems: Sequence[Problem],
+    *,
+    samples: int = 1,
+    settings: SamplingSettings | None = None,
+    seed: int = 0,
+    in_flight: int = 256,
+    group_prefix: str = "",
+    max_length: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[Trajectory]:
+    """Return `samples` trajectories of each problem, in the order of the problems, samples together.
+
+    What comes out depends on seed, problem and sample only, never on `in_flight`. `settings` without stop ids gets
+    the template's. `progress` is told (finished, all) after each turn. Interrupted where `stop` says so.
+    """
+    settings = settings or SamplingSettings(max_new_tokens=agent.spec.max_new_tokens)
+    if not settings.stop_ids:
+        settings = SamplingSettings(settings.temperature, settings.max_new_tokens, template.stop_ids)
+    _check(sampler, agent, template, environments, problems)
+    length = max_length or getattr(sampler, "max_length", None) or 2**31
+    shared = EpisodeSetting(agent, template, template.tokenizer, settings, length, seed, group_prefix)
+    groups = iter([(place, p) for place, p in enumerate(problems)])
+    total = len(problems) * samples
+    finished: dict[int, Trajectory] = {}
+    active: dict[int, Episode] = {}
+    try:
+        while len(finished) < total:
+            if stop is not None and stop():
+                raise Interrupted(f"stopped after {len(finished)} of {total} episodes; run the same command to go on")
+            while not active or len(active) + samples <= in_flight:
+                place, problem = next(groups, (0, None))
+                if problem is None:
+                    break
+                environment = environments[problem.environment]
+                for k in range(samples):
+                    active[place * samples + k] = Episode(problem, k, next(_SESSIONS), environment, shared)
+            _turn(sampler, active)
+            for key in [k for k, e in active.items() if e.request is None]:
+                finished[key] = active.pop(key).trajectory()
+            if progress is not None:
+                progress(len(finished), total)
+    finally:
+        for episode in active.values():
+            episode.abandon()
+    return [finished[k] for k in range(total)]
+
+
+def _turn(sampler: Sampler, active: dict[int, Episode]) -> None:
+    """Sample one turn of every episode that goes on."""
+    asked = [(e, r) for e in active.values() if (r := e.request) is not None]
+    if not asked:
+        return
+    start = time.perf_counter()
+    completions = sampler.generate([r for _, r in asked])
+    seconds = time.perf_counter() - start
+    for (episode, _), completion in zip(asked, completions, strict=True):
+        episode.advance(completion, seconds)
+
+
+def _check(
+    sampler: Sampler,
+    agent: ToolLoopAgent,
+    template: Template,
+    environments: dict[str, Environment],
+    problems: Sequence[Problem],
+) -> None:
+    if sampler.tokenizer_digest != template.digest:
+        raise ProgramError(
+            f"sampler: serves tokenizer and template {sampler.tokenizer_digest[:12]}, but episodes are written with "
+            f"{template.digest[:12]}; start it with this policy"
+        )
+    if len({p.id for p in problems}) < len(problems):
+        raise DataError("problems: the same id twice in one run; ask for more samples instead")
+    for problem in problems:
+        if problem.environment not in environments:
+            raise DataError(
+                f"problem {problem.id}: environment {problem.environment!r} is not declared; "
+                f"expected one of {', '.join(sorted(environments))}"
+            )
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.tools is not None or problem.environment not in seen:
+            seen.add(problem.environment)
+            check_tools(environments[problem.environment].tools(problem), agent.spec.call_format)
+
+
+def identical_completions(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """Return for each group how many of its trajectories repeat another's ids byte for byte (0 where all differ)."""
+    groups: dict[str, list[tuple[int, ...]]] = {}
+    for t in trajectories:
+        groups.setdefault(t.group, []).append(tuple(t.ids))
+    return {group: len(ids) - len(set(ids)) for group, ids in groups.items()}

@@ -1,0 +1,89 @@
+"""From verdicts to success and reward.
+
+R = floor where a hard condition is broken, else outcome + soft + process + efficiency + truncation
+(formula sheet 11.1, 11.2): the outcome's weights are normalised to one and each counts in full or not at all, a soft
+verifier adds its weight times its score, calls that changed or informed add at most `process_cap`, each call beyond
+the shortest solution and a cut cost something. `specs.dominance` shows that every success beats every failure.
+"""
+
+import math
+from collections.abc import Mapping
+
+from specs.errors import ProgramError
+from specs.records import Problem, Trajectory, Verdict
+from specs.reward import Reward
+from tasks.protocols import VerifierRun
+
+
+def judge(
+    trajectory: Trajectory, problem: Problem, verifiers: Mapping[str, VerifierRun], reward: Reward
+) -> None:  # fmt: skip
+    """Fill in verdicts, success, reward and its parts.
+
+    Where a verdict of a hard condition or of the outcome is invalid there is neither success nor reward. An invalid
+    soft verdict leaves its part out, and the trajectory is tagged `left_out:<verifier>`.
+    """
+    outcome = outcome_weights(reward, verifiers)
+    verdicts = {name: _sound(v.verify(trajectory, problem)) for name, v in verifiers.items()}
+    trajectory.verdicts = list(verdicts.values())
+    trajectory.success, trajectory.reward, trajectory.reward_parts = None, None, {}
+    if any(verdicts[name].invalid is not None for name in (*reward.must, *outcome)):
+        return
+    kept = all(verdicts[name].passed for name in reward.must)
+    trajectory.success = kept and all(verdicts[name].passed for name in outcome)
+    if not kept:
+        trajectory.reward_parts = {"floor": reward.floor}
+        trajectory.reward = reward.floor
+        return
+    soft = 0.0
+    for name, weight in reward.soft.items():
+        score = verdicts[name].score
+        if score is None:
+            tag = f"left_out:{name}"
+            trajectory.tags += [] if tag in trajectory.tags else [tag]
+        else:
+            soft += weight * score
+    total = sum(outcome.values())
+    parts = {
+        "task": sum(w for n, w in outcome.items() if verdicts[n].passed) / total,
+        "soft": soft,
+        "process": _process(trajectory, reward),
+        "efficiency": reward.per_extra_call * max(0, len(trajectory.turns) - problem.min_calls),
+        "truncation": reward.on_truncation if trajectory.status == "truncated" else 0.0,
+    }
+    trajectory.reward_parts = parts
+    trajectory.reward = sum(parts.values())
+
+
+def outcome_weights(reward: Reward, verifiers: Mapping[str, object]) -> dict[str, float]:
+    """Return the weights of the verifiers that decide success: those named, else the only one that is left."""
+    for part, names in (("must", reward.must), ("outcome", reward.outcome), ("soft", reward.soft)):
+        for name in names:
+            if name not in verifiers:
+                raise ProgramError(
+                    f"reward.{part}: there is no verifier {name!r}; expected one of {', '.join(verifiers)}"
+                )
+    if reward.outcome:
+        return dict(reward.outcome)
+    free = [n for n in verifiers if n not in reward.must and n not in reward.soft]
+    if len(free) != 1:
+        raise ProgramError(
+            f"reward.outcome is empty and {len(free)} verifiers could decide success ({', '.join(free) or 'none'}); "
+            "name the ones that do, for example outcome: {NAME: 1.0}"
+        )
+    return {free[0]: 1.0}
+
+
+def _process(trajectory: Trajectory, reward: Reward) -> float:
+    useful = sum(1 for t in trajectory.turns if (o := t.observation) is not None and (o.changed or o.informed))
+    return min(reward.process_cap, reward.process_per_call * useful)
+
+
+def _sound(verdict: Verdict) -> Verdict:
+    """Return the verdict, invalid where its score is no number in [0, 1]."""
+    if verdict.invalid is None:
+        score = verdict.score
+        if score is None or not math.isfinite(score) or not 0.0 <= score <= 1.0 or verdict.passed is None:
+            reason = f"the verifier gave score {score!r}, passed {verdict.passed!r}"
+            return Verdict(verdict.verifier, verdict.version, None, None, verdict.evidence, reason)
+    return verdict

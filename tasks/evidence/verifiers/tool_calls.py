@@ -1,0 +1,73 @@
+"""The calls made equal the expected calls, by value and type. Order may matter, multiplicity always does.
+
+The calls are those of the sealed final state (`{"calls": [{"name", "arguments"}]}`) where the environment keeps them,
+else those of the turns that could be used. A problem expects `{"calls": [{"name", "arguments": {name: [allowed …]},
+"required": [name …]}]}`.
+"""
+
+from typing import Any
+
+from specs.records import Problem, Trajectory, Verdict
+from specs.verifiers import ToolCalls
+from tasks.evidence.compare import call_difference
+from tasks.evidence.verdicts import failed, invalid, passed, settled
+
+
+class ToolCallsVerifier:
+    """Matches each call with one expected call."""
+
+    version = "tool_calls@1"
+
+    def __init__(self, name: str, spec: ToolCalls) -> None:
+        self._name, self._spec = name, spec
+
+    def verify(self, trajectory: Trajectory, problem: Problem) -> Verdict:
+        """Return the verdict; its evidence names the first difference."""
+        name, version = self._name, self.version
+        if (verdict := settled(name, version, trajectory)) is not None:
+            return verdict
+        expected = problem.expected.get("calls")
+        if not isinstance(expected, list):
+            return invalid(name, version, "the problem has no expected calls")
+        calls = _calls(trajectory)
+        if len(calls) != len(expected):
+            reason = "extra_call" if len(calls) > len(expected) else "missing_call"
+            return failed(name, version, reason=reason, expected=len(expected), found=len(calls))
+        try:
+            difference = self._difference(calls, expected)
+        except RecursionError:
+            return failed(name, version, reason="nested too deep")
+        return passed(name, version) if difference is None else failed(name, version, **difference)
+
+    def _difference(self, calls: list[Any], expected: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """Return why the calls are not the expected ones, or None where they are."""
+        if self._spec.order or len(calls) == 1:
+            pairs = zip(calls, expected, strict=True)
+            return next((d for c, e in pairs if (d := call_difference(c, e)) is not None), None)
+        fits = [[j for j, e in enumerate(expected) if call_difference(c, e) is None] for c in calls]
+        unmatched = _unmatched(fits)
+        return None if unmatched is None else {"reason": "no_counterpart", "call": unmatched}
+
+
+def _calls(trajectory: Trajectory) -> list[Any]:
+    state = trajectory.final_state
+    if isinstance(state, dict) and isinstance(state.get("calls"), list):
+        return state["calls"]
+    usable = (t.call for t in trajectory.turns if t.call is not None and t.call.error is None)
+    return [{"name": c.name, "arguments": c.arguments} for c in usable]
+
+
+def _unmatched(fits: list[list[int]]) -> int | None:
+    """Return the first call for which no expected call is left however the others are matched, or None."""
+    taken: dict[int, int] = {}
+
+    def place(call: int, tried: set[int]) -> bool:
+        for slot in fits[call]:
+            if slot not in tried:
+                tried.add(slot)
+                if slot not in taken or place(taken[slot], tried):
+                    taken[slot] = call
+                    return True
+        return False
+
+    return next((call for call in range(len(fits)) if not place(call, set())), None)

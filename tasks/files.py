@@ -1,0 +1,302 @@
+"""Files that survive a kill: write aside, flush, rename, flush the folder; digests; append-only ledgers.
+
+Named fault points let a test end the process, or fail the disk, exactly there. They are inert unless the
+environment variable TUTELAGE_FAULT says `name:N:action` (the N-th time that point is reached).
+"""
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from specs.errors import StateError
+
+FAULT_VARIABLE = "TUTELAGE_FAULT"
+"""`name:N:action`; name `any` counts every point; action `kill | kill_run | enospc | eio`."""
+COUNT_VARIABLE = "TUTELAGE_FAULT_COUNT"
+"""A file that counts over all processes of a run, one byte per point reached; else each process counts alone."""
+DRIVER_VARIABLE = "TUTELAGE_DRIVER_PID"
+"""Whom `kill_run` ends beside the process itself."""
+
+_BLOCK = 1 << 20
+_counted = 0
+_count_lock = threading.Lock()
+
+
+def _count() -> int:
+    global _counted
+    shared = os.environ.get(COUNT_VARIABLE)
+    with _count_lock:
+        if shared is None:
+            _counted += 1
+            return _counted
+        with Path(shared).open("ab") as f:
+            f.write(b".")
+            f.flush()
+            return f.tell()
+
+
+def fault_point(name: str) -> None:
+    """Do nothing, unless a test asked for a kill or a disk error at this point. OSError where it asked for one."""
+    wanted = os.environ.get(FAULT_VARIABLE)
+    if not wanted:
+        return
+    at, number, action = wanted.split(":")
+    if at not in (name, "any") or _count() != int(number):
+        return
+    if action == "kill_run" and (driver := os.environ.get(DRIVER_VARIABLE)):
+        os.kill(int(driver), signal.SIGKILL)
+    if action in ("kill", "kill_run"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    code = {"enospc": errno.ENOSPC, "eio": errno.EIO}[action]
+    raise OSError(code, os.strerror(code))
+
+
+def disk_error(error: OSError, path: Path, size: int | None = None) -> StateError:
+    """Return what a person is told when a write to `path` of `size` bytes failed."""
+    need = f" ({size} bytes needed)" if size is not None else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StateError(f"disk full: cannot write {path}{need}; free space there and run the same command again")
+    if error.errno == errno.EFBIG:
+        return StateError(
+            f"disk full: {path} would pass the file-size limit of this process{need}; raise it (`ulimit -f`) "
+            "and run the same command again"
+        )
+    return StateError(f"cannot write {path}{need}: {error.strerror}; mend it and run the same command again")
+
+
+def fsync_dir(folder: Path) -> None:
+    """Flush a folder's entries to disk, so that a rename in it survives a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def temporary(path: Path) -> Path:
+    """Return a name beside `path` that no reader takes for a result; `remove_temporaries` clears what a kill left."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+
+
+def remove_temporaries(folder: Path) -> int:
+    """Remove what an interrupted write left in `folder` (not below it); return how many."""
+    left = [p for p in folder.glob(".*.tmp") if _owner_is_gone(p)]
+    for path in left:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return len(left)
+
+
+def _owner_is_gone(path: Path) -> bool:
+    parts = path.name.split(".")
+    if len(parts) < 4 or not parts[-3].isdigit():
+        return False
+    try:
+        os.kill(int(parts[-3]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return int(parts[-3]) == os.getpid()
+
+
+def write_durable(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
+    """Put `content` at `path`, whole or not at all. StateError (disk full, with the bytes needed) where it cannot."""
+    if isinstance(content, str):
+        content = content.encode()
+    size = len(content) if isinstance(content, bytes) else None
+    aside = temporary(path)
+    try:
+        fault_point("before_write")
+        with aside.open("wb") as f:
+            if isinstance(content, bytes):
+                f.write(content)
+            else:
+                content(f)
+            f.flush()
+            fault_point("after_write")
+            os.fsync(f.fileno())
+        fault_point("after_flush")
+        aside.replace(path)
+        fault_point("after_rename")
+        fsync_dir(path.parent)
+        fault_point("after_commit")
+    except OSError as e:
+        aside.unlink(missing_ok=True)
+        raise disk_error(e, path, size) from e
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write strict JSON durably, keys sorted. ValueError for a number that is not finite."""
+    write_durable(path, json.dumps(data, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder at and below `folder`."""
+    for base, _, names in os.walk(folder):
+        for name in names:
+            fd = os.open(Path(base, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        fsync_dir(Path(base))
+
+
+def replace_dir(aside: Path, final: Path) -> None:
+    """Make the finished folder `aside` appear as `final`, flushed, in one rename; an old `final` goes after it."""
+    try:
+        sync_tree(aside)
+        fault_point("after_flush")
+        if not final.exists():
+            aside.rename(final)
+        elif _exchange(aside, final):
+            shutil.rmtree(aside)
+        else:
+            shutil.rmtree(final)
+            aside.rename(final)
+        fault_point("after_rename")
+        fsync_dir(final.parent)
+        fault_point("after_commit")
+    except OSError as e:
+        raise disk_error(e, final) from e
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step where the system can (Linux); return whether it did."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    at_cwd, exchange = -100, 2
+    return call is not None and call(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0
+
+
+def sha256_file(path: Path) -> str:
+    """Return the hex sha256 of a file's bytes."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of an output: path below its folder with `/`, size in bytes, hex sha256."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+def list_tree(folder: Path, *, exclude: str = "notes/") -> list[FileEntry]:
+    """Return every file below `folder` in order of path, without those below `exclude`. StateError for a link."""
+    entries: list[FileEntry] = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if name.startswith(exclude) or path.is_dir():
+            continue
+        if path.is_symlink() or not path.is_file():
+            raise StateError(f"{path}: found something that is not a plain file; outputs hold plain files only")
+        entries.append(FileEntry(name, path.stat().st_size, sha256_file(path)))
+    return entries
+
+
+def digest_entries(entries: Iterable[FileEntry]) -> str:
+    """Return one hex sha256 over paths, sizes and contents, whatever the order of `entries`."""
+    total = hashlib.sha256()
+    for e in sorted(entries, key=lambda e: e.path):
+        total.update(f"{e.sha256} {e.size} {e.path}\n".encode())
+    return total.hexdigest()
+
+
+def digest_tree(folder: Path, *, exclude: str = "notes/") -> str:
+    """Return the digest of everything below `folder` that `exclude` does not begin."""
+    return digest_entries(list_tree(folder, exclude=exclude))
+
+
+class Ledger:
+    """Append-only JSON lines that survive a kill: a torn tail is counted, never read, and cut before appending."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torn = 0
+        """Bytes of a torn tail that reading met or appending cut."""
+        self._repaired = False
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield whole records. StateError for a damaged record that is not the tail."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as f:
+            for number, line in enumerate(f, 1):
+                if not line.endswith(b"\n"):
+                    self.torn = len(line)
+                    return
+                yield self._parse(line, number)
+
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+        except ValueError as e:
+            raise StateError(
+                f"{self.path}:{number}: found a damaged record, expected one JSON object a line; "
+                "move the file away to do its node again"
+            ) from e
+        if not isinstance(record, dict):
+            raise StateError(f"{self.path}:{number}: found {type(record).__name__}, expected a JSON object")
+        return cast(dict[str, Any], record)
+
+    def _repair(self) -> None:
+        if self._repaired or not self.path.exists():
+            self._repaired = True
+            return
+        with self.path.open("r+b") as f:
+            end = f.seek(0, os.SEEK_END)
+            keep = end
+            while keep > 0:
+                start = max(0, keep - _BLOCK)
+                f.seek(start)
+                cut = f.read(keep - start).rfind(b"\n")
+                if cut >= 0:
+                    keep = start + cut + 1
+                    break
+                keep = start
+            if keep < end:
+                self.torn = end - keep
+                f.truncate(keep)
+                os.fsync(f.fileno())
+        self._repaired = True
+
+    def append(self, records: Iterable[dict[str, Any]], *, durable: bool = True) -> None:
+        """Append records in one write and flush them to disk. StateError where the disk is full; nothing is torn."""
+        data = "".join(json.dumps(r, sort_keys=True, allow_nan=False) + "\n" for r in records).encode()
+        with self._lock:
+            self._repair()
+            try:
+                with self.path.open("ab", buffering=0) as f:
+                    before = f.tell()
+                    try:
+                        self._write(f, data, durable=durable)
+                    except OSError:
+                        f.truncate(before)
+                        raise
+            except OSError as e:
+                raise disk_error(e, self.path, len(data)) from e
+
+    @staticmethod
+    def _write(f: Any, data: bytes, *, durable: bool) -> None:
+        fault_point("before_append")
+        half = len(data) // 2
+        for part in (data[:half], data[half:]):
+            rest = part
+            while rest:
+                rest = rest[f.write(rest) :]
+            fault_point("mid_append")
+        if durable:
+            os.fsync(f.fileno())
+        fault_point("after_append")

@@ -1,0 +1,240 @@
+"""Gates: pass, fail or inconclusive, from evidence alone; the same evidence gives the same record.
+
+- Every row is a claim that people read on its own, so Holm's correction runs over the rows of a gate, once for the
+  claims that requirements hold and once for the claims that they do not.
+- Each look at the same sets spends part of alpha (`tasks.statistics.looks`); a used-up set decides nothing.
+- Missing, invalid or damaged evidence is never a pass.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from specs.gates import Gate
+from tasks.judging.requirements import Examined, Row, examine, finish, needs_baseline
+from tasks.judging.results import Evaluated, Unusable
+from tasks.statistics.holm import adjust, levels
+from tasks.statistics.looks import spend
+
+Answer = Literal["pass", "fail", "inconclusive", "already_promoted"]
+FORMAT = 1
+LISTED = 50
+"""Changed problems that the record lists by name; all are counted."""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything that a gate may look at."""
+
+    candidates: dict[str, dict[str, Evaluated | Unusable]]
+    """Stage -> set -> evaluation, in the order of the program; all stages where the best is chosen, else one."""
+    baseline: dict[str, Evaluated | Unusable] | None = None
+    """Set -> evaluation; None where there is no baseline yet."""
+    baseline_name: str = "champion"
+    champion_digest: str | None = None
+    look: int = 1
+
+
+@dataclass(slots=True)
+class GateRecord:
+    """The verdict with everything that led to it."""
+
+    gate: str
+    answer: Answer
+    sentence: str
+    candidate: str | None
+    candidate_digest: str | None
+    baseline: str | None
+    baseline_digest: str | None
+    alpha: float
+    look: int
+    looks: int
+    alpha_of_look: float
+    rows: list[Row] = field(default_factory=list)
+    changed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Set -> problems that the candidate newly solves or newly breaks against the baseline."""
+    notes: list[str] = field(default_factory=list)
+    text: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON-ready data."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def choose_best(candidates: dict[str, dict[str, Evaluated | Unusable]], first_set: str) -> tuple[str | None, str]:
+    """Return the stage with the highest success on `first_set` (the earliest of equals) and a sentence about it."""
+    scores: dict[str, float] = {}
+    for stage, sets in candidates.items():
+        evaluated = sets.get(first_set)
+        if evaluated is None or isinstance(evaluated, Unusable):
+            reason = "it was not evaluated" if evaluated is None else evaluated.reason
+            return None, f"the best stage cannot be chosen: {stage} on {first_set}: {reason}"
+        valid = [r for r in evaluated.problems.values() if r.valid]
+        scores[stage] = sum(r.successes / r.valid for r in valid) / len(valid) if valid else -1.0
+    if not scores:
+        return None, "the best stage cannot be chosen: no stage was evaluated"
+    best = max(scores, key=lambda s: scores[s])
+    listed = ", ".join(f"{s} {v:.4f}" for s, v in scores.items())
+    return best, (
+        f"{best} was chosen among {len(scores)} stages by its success on {first_set} ({listed}); "
+        f"the best of several looks better than it is, so p-values on {first_set} are multiplied by {len(scores)}"
+    )
+
+
+def decide(gate: Gate, name: str, evidence: Evidence) -> GateRecord:
+    """Return the gate's record; pure."""
+    first_set = gate.require[0].set
+    notes: list[str] = []
+    choices = 1
+    stage: str | None
+    if gate.candidate == "best":
+        stage, note = choose_best(evidence.candidates, first_set)
+        notes.append(note)
+        choices = len(evidence.candidates)
+    else:
+        stage = next(iter(evidence.candidates), None)
+    sets = evidence.candidates.get(stage, {}) if stage is not None else {}
+    record = GateRecord(
+        gate=name,
+        answer="inconclusive",
+        sentence="",
+        candidate=stage,
+        candidate_digest=_digest(sets),
+        baseline=evidence.baseline_name if evidence.baseline is not None else None,
+        baseline_digest=_digest(evidence.baseline or {}),
+        alpha=gate.alpha,
+        look=evidence.look,
+        looks=gate.looks,
+        alpha_of_look=spend(gate.alpha, gate.looks, evidence.look),
+        notes=notes,
+    )
+    _answer(record, gate, evidence, sets, choices)
+    record.text = table(record)
+    return record
+
+
+def _digest(sets: dict[str, Evaluated | Unusable]) -> str | None:
+    """Return the one digest that all usable evaluations share; None where they name none or several."""
+    digests = {e.policy_digest for e in sets.values() if isinstance(e, Evaluated)}
+    return digests.pop() if len(digests) == 1 else None
+
+
+def _answer(
+    record: GateRecord, gate: Gate, evidence: Evidence, sets: dict[str, Evaluated | Unusable], choices: int
+) -> None:
+    if record.candidate is None:
+        record.sentence = record.notes[-1] if record.notes else "there is no candidate"
+        return
+    if record.candidate_digest is not None and record.candidate_digest == evidence.champion_digest:
+        record.answer = "already_promoted"
+        record.sentence = f"{record.candidate} already is the champion ({record.candidate_digest[:12]})"
+        return
+    if evidence.look > gate.looks:
+        record.sentence = (
+            f"the sets were asked {gate.looks} times, as often as declared, and are used up; "
+            "draw new ones (another seed) or declare more looks"
+        )
+        return
+    tests = [_examine(i, gate, evidence, sets, choices) for i in range(len(gate.require))]
+    _correct(tests, record.alpha_of_look)
+    record.rows = [t.row for t in tests]
+    record.changed = _changed(tests)
+    if evidence.baseline is None and any(needs_baseline(r) for r in gate.require):
+        record.notes.append("first run: there is no champion yet, only what needs no baseline was asked")
+    _combine(record, sets)
+
+
+def _examine(
+    index: int, gate: Gate, evidence: Evidence, sets: dict[str, Evaluated | Unusable], choices: int
+) -> Examined:
+    requirement = gate.require[index]
+    candidate = sets.get(requirement.set, Unusable(f"it was not evaluated on {requirement.set}"))
+    baseline: Evaluated | Unusable | None = None
+    if evidence.baseline is not None:
+        missing = Unusable(f"{evidence.baseline_name} was not evaluated on {requirement.set}")
+        baseline = evidence.baseline.get(requirement.set)
+        if baseline is None and needs_baseline(requirement):
+            baseline = missing
+    return examine(
+        requirement,
+        candidate,
+        baseline,
+        max_invalid=gate.max_invalid,
+        choices=choices if requirement.set == gate.require[0].set else 1,
+    )
+
+
+def _correct(tests: list[Examined], alpha: float) -> None:
+    """Apply Holm's correction to both families and answer each tested row; untested rows count as p = 1."""
+    open_rows = [t for t in tests if t.tested or (t.row.answer == "inconclusive" and t.row.metric != "regressed_cases")]
+    holds = [t.row.p if t.row.p is not None else 1.0 for t in open_rows]
+    breaks = [t.row.p_fail if t.row.p_fail is not None else 1.0 for t in open_rows]
+    for t, p, level, q, fail_level in zip(
+        open_rows, adjust(holds), levels(holds, alpha), adjust(breaks), levels(breaks, alpha), strict=True
+    ):
+        if not t.tested:
+            continue
+        t.row.p_adjusted, t.row.p_fail_adjusted, t.row.level = p, q, level
+        t.row.answer = "pass" if p <= alpha else "fail" if q <= alpha else "inconclusive"
+        finish(t, level, fail_level)
+
+
+def _changed(tests: list[Examined]) -> dict[str, dict[str, Any]]:
+    changed: dict[str, dict[str, Any]] = {}
+    for t in tests:
+        if t.changed is None or t.row.set in changed:
+            continue
+        solved, broken = t.changed
+        changed[t.row.set] = {
+            "metric": t.row.metric,
+            "newly_solved": solved[:LISTED],
+            "newly_broken": broken[:LISTED],
+            "newly_solved_count": len(solved),
+            "newly_broken_count": len(broken),
+        }
+    return changed
+
+
+def _combine(record: GateRecord, sets: dict[str, Evaluated | Unusable]) -> None:
+    by_answer = {a: [r for r in record.rows if r.answer == a] for a in ("pass", "fail", "inconclusive")}
+    digests = {e.policy_digest for e in sets.values() if isinstance(e, Evaluated)}
+    if len(digests) > 1:
+        record.sentence = f"the evaluations of {record.candidate} are of {len(digests)} different policies"
+    elif by_answer["fail"]:
+        record.answer = "fail"
+        record.sentence = f"{record.candidate} fails: " + "; ".join(r.sentence for r in by_answer["fail"])
+    elif by_answer["inconclusive"]:
+        record.sentence = f"{record.candidate} is undecided: " + "; ".join(
+            r.sentence for r in by_answer["inconclusive"]
+        )
+    elif by_answer["pass"]:
+        record.answer = "pass"
+        count = len(by_answer["pass"])
+        left = len(record.rows) - count
+        record.sentence = f"{record.candidate} meets {'its requirement' if count == 1 else f'all {count} requirements'}"
+        record.sentence += f" ({left} not applicable)" if left else ""
+    else:
+        record.sentence = "no requirement could be asked without a baseline; state one with at_least or at_most"
+
+
+def _number(value: float | None, form: str = ".4f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def table(record: GateRecord) -> str:
+    """Return the record as a plain text table with its sentences."""
+    head = ("requirement", "value", "baseline", "effect", "interval", "p", "level", "n", "answer")
+    lines = [head]
+    for r in record.rows:
+        interval = "-" if r.interval is None else f"[{r.interval[0]:.4f}, {r.interval[1]:.4f}]"
+        lines.append((
+            f"{r.metric} on {r.set} {r.kind} {r.bound:g}", _number(r.value), _number(r.baseline),
+            _number(r.effect, "+.4f"), interval, _number(r.p, ".3g"), _number(r.level, ".3g"), str(r.n),
+            r.answer.replace("_", " "),
+        ))  # fmt: skip
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    body = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    spent = f"look {record.look} of {record.looks}, alpha {record.alpha_of_look:.4g} of {record.alpha:g}"
+    answer = record.answer.replace("_", " ")
+    first = f"gate {record.gate}: {answer} (candidate {record.candidate or '-'}, baseline {record.baseline or '-'}, {spent})"
+    parts = [first, *(body if record.rows else []), record.sentence, *(f"note: {n}" for n in record.notes)]
+    return "\n".join(parts) + "\n"

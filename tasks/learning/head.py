@@ -1,0 +1,71 @@
+"""Logprobs of chosen tokens from hidden states; a large vocabulary's logits never exist as a whole.
+
+N chosen tokens, D width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+SMALL_VOCABULARY = 4096
+"""Up to here the logits of all chosen tokens are held, in fp32."""
+CHUNK = 256
+"""Tokens whose logits exist at a time beyond that."""
+
+
+def selected_logprobs(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return fp32 logprobs of the targets and the entropies (nats, constant) of their distributions."""
+    if weight_VD.shape[0] <= SMALL_VOCABULARY:
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            logprobs_NV = functional.linear(hidden_ND.float(), weight_VD.float()).log_softmax(-1)
+        entropy_N = -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
+        return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_ND, weight_VD, targets_N)  # type: ignore[misc]
+    return logprobs_N, entropy_N
+
+
+def _arithmetic(hidden: Tensor) -> torch.dtype:
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Project a chunk at a time; the backward pass projects again rather than keep logits."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        dtype = _arithmetic(hidden_ND)
+        weight = weight_VD.to(dtype)
+        count = len(targets_N)
+        logprobs_N, entropy_N, norm_N = (torch.empty(count, device=hidden_ND.device) for _ in range(3))
+        for i in range(0, count, CHUNK):
+            part = slice(i, i + CHUNK)
+            logits = (hidden_ND[part].to(dtype) @ weight.t()).float()
+            norm = logits.logsumexp(-1)
+            norm_N[part] = norm
+            logprobs_N[part] = logits.gather(1, targets_N[part, None])[:, 0] - norm
+            probabilities = (logits - norm[:, None]).exp_()
+            entropy_N[part] = norm - probabilities.mul_(logits).sum(-1)
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, norm_N)
+        ctx.dtype = dtype
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden_ND, weight_VD, targets_N, norm_N = ctx.saved_tensors
+        weight = weight_VD.to(ctx.dtype)
+        to_hidden = torch.empty_like(hidden_ND)
+        to_weight = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
+        for i in range(0, len(targets_N), CHUNK):
+            part = slice(i, i + CHUNK)
+            states, outer = hidden_ND[part].to(ctx.dtype), gradients[0][part, None].float()
+            logits = (states @ weight.t()).float()
+            slope = logits.sub_(norm_N[part, None]).exp_().mul_(-outer)
+            slope.scatter_add_(1, targets_N[part, None], outer)
+            slope = slope.to(ctx.dtype)
+            to_hidden[part] = (slope @ weight).to(to_hidden.dtype)
+            to_weight += (slope.t() @ states).float()
+        return to_hidden, to_weight.to(weight_VD.dtype), None

@@ -1,0 +1,155 @@
+"""The supervised loop: a plan of batches, one optimiser step each, checkpoints, and a stop that can be resumed."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specs.errors import Interrupted, StateError, TrainingError
+from tasks.learning.checkpoints import Checkpointer, Pace
+from tasks.learning.learner import Aggregation, Learner, StepReport
+from tasks.learning.rows import TrainingRow
+from tasks.tensors import Loss
+
+
+def _no_metrics(step: int, **values: float) -> None:
+    """Drop metrics."""
+
+
+def _no_progress(what: str, share: float | None, figures: dict[str, float]) -> None:
+    """Drop progress."""
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What a loop reports to and asks; the defaults do nothing."""
+
+    metrics: Callable[..., None] = _no_metrics
+    """(step, **values)."""
+    resume_metrics: Callable[[int], None] = lambda step: None
+    """Forget metrics after this step: they come again."""
+    progress: Callable[[str, float | None, dict[str, float]], None] = _no_progress
+    stop: Callable[[], bool] = lambda: False
+    """True where the loop should save and raise Interrupted."""
+    checkpointer: Checkpointer | None = None
+    checkpoint_seconds: float = 10.0
+
+
+@dataclass(slots=True)
+class FitReport:
+    """What a fit did. `tokens` counts those of all forward passes, also before a resume."""
+
+    steps: int
+    updates: int
+    tokens: int
+    trained_tokens: int
+    first_loss: float
+    last_loss: float
+    """Mean of the last tenth of the steps."""
+    seconds: float
+    """Of this attempt."""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Counters that a checkpoint keeps."""
+
+    step: int = 0
+    tokens: int = 0
+    trained: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    def take(self, report: StepReport) -> None:
+        self.step += 1
+        self.tokens += report.tokens
+        self.trained += report.trained_tokens
+        self.losses.append(report.loss)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "tokens": self.tokens, "trained": self.trained, "losses": self.losses}
+
+
+def fit_supervised(
+    learner: Learner,
+    rows: Sequence[TrainingRow],
+    plan: Sequence[Sequence[int]],
+    loss: Loss,
+    aggregation: Aggregation = "token",
+    *,
+    hooks: Hooks | None = None,
+) -> FitReport:
+    """Train on the rows in the order of `plan` (see `batch_plan`); a resume continues bit for bit.
+
+    Raises Interrupted after saving where `hooks.stop` asks, TrainingError where no step would do anything.
+    """
+    hooks = hooks or Hooks()
+    if not plan:
+        raise TrainingError("no training step: there is no row; see what the data nodes wrote")
+    done = _Progress()
+    notes = _resume(learner, done, hooks)
+    pace, began = Pace(hooks.checkpoint_seconds), time.monotonic()
+    tokens_before = done.tokens
+    while done.step < len(plan):
+        if hooks.stop():
+            _save(learner, done, hooks, pace)
+            raise Interrupted(f"stopped after step {done.step} of {len(plan)}; the same command goes on from there")
+        report = learner.step([rows[i] for i in plan[done.step]], loss, aggregation)
+        done.take(report)
+        speed = (done.tokens - tokens_before) / max(1e-9, time.monotonic() - began)
+        _tell(hooks, done, report, speed, len(plan))
+        if pace.due() and done.step < len(plan):
+            _save(learner, done, hooks, pace)
+    tail = done.losses[-max(1, len(done.losses) // 10) :]
+    return FitReport(
+        steps=done.step,
+        updates=learner.updates,
+        tokens=done.tokens,
+        trained_tokens=done.trained,
+        first_loss=done.losses[0],
+        last_loss=sum(tail) / len(tail),
+        seconds=time.monotonic() - began,
+        notes=notes,
+    )
+
+
+def _resume(learner: Learner, done: _Progress, hooks: Hooks) -> list[str]:
+    if hooks.checkpointer is None:
+        return []
+    found = hooks.checkpointer.latest()
+    if found is None:
+        hooks.resume_metrics(0)
+        return list(hooks.checkpointer.damaged)
+    learner.load_state(found.tensors, found.data["learner"])
+    saved = found.data["progress"]
+    if saved["step"] != found.step:
+        raise StateError(f"checkpoint of step {found.step}: its counters speak of step {saved['step']}")
+    done.step, done.tokens, done.trained, done.losses = (
+        saved["step"],
+        saved["tokens"],
+        saved["trained"],
+        saved["losses"],
+    )
+    hooks.resume_metrics(done.step)
+    return [*hooks.checkpointer.damaged, f"went on from step {found.step}"]
+
+
+def _save(learner: Learner, done: _Progress, hooks: Hooks, pace: Pace) -> None:
+    if hooks.checkpointer is None:
+        return
+    began = time.monotonic()
+    tensors, data = learner.state()
+    hooks.checkpointer.save(done.step, tensors, {"learner": data, "progress": done.to_json()})
+    pace.saved(time.monotonic() - began)
+
+
+def _tell(hooks: Hooks, done: _Progress, report: StepReport, speed: float, steps: int) -> None:
+    values = {
+        "loss": report.loss,
+        "learning_rate": report.learning_rate,
+        "grad_norm": report.grad_norm,
+        "entropy": report.metrics.get("entropy", 0.0),
+        "tokens_per_second": speed,
+    }
+    hooks.metrics(done.step, **values)
+    hooks.progress("training", done.step / steps, {"loss": report.loss, "tokens_per_second": speed})

@@ -1,0 +1,47 @@
+"""Rollouts that outlive an attempt: one folder a part, named with the digest of what is in it."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from specs.records import Trajectory
+from tasks.episodes.shards import read_shards, write_shards
+from tasks.files import digest_tree, remove_temporaries, replace_dir, temporary
+
+_DIGITS = 16
+
+
+class RolloutStore:
+    """Parts of rollouts in a folder of checkpoints. A part is there whole and undamaged, or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.damaged: list[str] = []
+        """Names of parts that were removed because their content had changed."""
+
+    def write(self, name: str, trajectories: list[Trajectory]) -> None:
+        """Store a part. StateError where the disk is full."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        remove_temporaries(self._folder)
+        self.remove(name)
+        aside = temporary(self._folder / name)
+        write_shards(aside, trajectories)
+        replace_dir(aside, self._folder / f"{name}.{digest_tree(aside)[:_DIGITS]}")
+
+    def read(self, name: str) -> list[Trajectory] | None:
+        """Return a part; None where it is not there, or was damaged and therefore removed."""
+        for path in self._folder.glob(f"{name}.*"):
+            if digest_tree(path)[:_DIGITS] == path.suffix[1:]:
+                return list(read_shards(path))
+            self.damaged.append(name)
+            shutil.rmtree(path)
+        return None
+
+    def remove(self, name: str) -> None:
+        """Remove a part."""
+        for path in self._folder.glob(f"{name}.*"):
+            shutil.rmtree(path)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all parts, in order."""
+        yield from sorted({p.name.rsplit(".", 1)[0] for p in self._folder.glob("*.*") if not p.name.startswith(".")})

@@ -1,0 +1,190 @@
+"""Chat templates: from problem, observation and completion to token ids, each with its source.
+
+`builtin/compact@1` writes one special token per role and no system text; `builtin/chatml@1` writes ChatML
+with the tools' signatures in the system turn. Text of users and tools is encoded on its own, so it can neither
+hold a special token nor merge with the template's.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from specs.errors import ProgramError
+from specs.records import Observation, Problem, Source
+from tasks.protocols import ToolSchema
+from tasks.tokens.text import compact_json
+from tasks.tokens.tokenizer import CHATML_SPECIALS, COMPACT_SPECIALS, Tokenizer
+
+Segment = tuple[Source, list[int]]
+TemplateName = Literal["builtin/compact@1", "builtin/chatml@1"]
+
+
+class Template(Protocol):
+    """Places text into a conversation. Every path (training, rollout, evaluation) uses these functions alone."""
+
+    @property
+    def name(self) -> str:
+        """Return the versioned name."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of the template and its tokenizer."""
+        ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Return the ids that end a completion."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer that it places ids of."""
+        ...
+
+    @property
+    def pad_id(self) -> int:
+        """Return the id that fills rows; masks never look at it."""
+        ...
+
+    def prompt(self, problem: Problem, tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
+        """Return everything before the first completion. `instruction` says how a call is written."""
+        ...
+
+    def observation(self, observation: Observation, *, cut: bool) -> list[Segment]:
+        """Return what stands between two completions; `cut` where the last one lacks its stop token."""
+        ...
+
+    def completion(self, text: str) -> list[int]:
+        """Return a completion's ids, its stop token included."""
+        ...
+
+
+def specials_of(name: str) -> tuple[str, ...]:
+    """Return the special tokens that a template needs."""
+    return COMPACT_SPECIALS if name == "builtin/compact@1" else CHATML_SPECIALS
+
+
+def template_for(name: str, tokenizer: Tokenizer) -> Template:
+    """Return the template of that name. ProgramError where the tokenizer lacks its special tokens."""
+    match name:
+        case "builtin/compact@1":
+            return CompactTemplate(tokenizer)
+        case "builtin/chatml@1":
+            return ChatMLTemplate(tokenizer)
+        case _:
+            raise ProgramError(f"policy.template: found {name!r}, expected builtin/compact@1 or builtin/chatml@1")
+
+
+def _digest(name: str, tokenizer: Tokenizer, specials: Sequence[str]) -> str:
+    ids = {s: tokenizer.special(s) for s in specials}
+    return hashlib.sha256(json.dumps([name, tokenizer.digest, ids]).encode()).hexdigest()
+
+
+class CompactTemplate:
+    """`<|user|>text<|end|><|call|>` … `<|result|>json<|end|><|call|>`; no begin token, no system text."""
+
+    name = "builtin/compact@1"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.pad_id, _, self._user, self._call, self._result, self._end = map(tokenizer.special, COMPACT_SPECIALS)
+        self.stop_ids: tuple[int, ...] = (self._end,)
+        self.digest = _digest(self.name, tokenizer, COMPACT_SPECIALS)
+
+    def prompt(self, problem: Problem, tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
+        """Return the user's text; tools and instruction are learnt, not read."""
+        return [
+            (Source.TEMPLATE, [self._user]),
+            (Source.USER, self.tokenizer.encode(problem.text)),
+            (Source.TEMPLATE, [self._end, self._call]),
+        ]
+
+    def observation(self, observation: Observation, *, cut: bool) -> list[Segment]:
+        """Return the result turn and the opening of the next call."""
+        return [
+            (Source.TEMPLATE, [self._end, self._result] if cut else [self._result]),
+            (Source.TOOL, self.tokenizer.encode(compact_json(observation.data))),
+            (Source.TEMPLATE, [self._end, self._call]),
+        ]
+
+    def completion(self, text: str) -> list[int]:
+        """Return the call's ids and the end token."""
+        return [*self.tokenizer.encode(text), self._end]
+
+
+class ChatMLTemplate:
+    """ChatML: system turn with instruction and signatures, user turn, assistant turns, results as `tool` turns."""
+
+    name = "builtin/chatml@1"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.pad_id, self._start, self._end = map(tokenizer.special, CHATML_SPECIALS)
+        self.stop_ids: tuple[int, ...] = (self._end,)
+        self.digest = _digest(self.name, tokenizer, CHATML_SPECIALS)
+        encode = tokenizer.encode
+        self._system, self._user, self._tool = (encode(f"{r}\n") for r in ("system", "user", "tool"))
+        self._newline = encode("\n")
+        self._answer = [self._end, *self._newline, self._start, *encode("assistant\n")]
+
+    def prompt(self, problem: Problem, tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
+        """Return system turn, user turn and the opening of the assistant's."""
+        lines = [instruction] if instruction else []
+        system = "\n".join([*lines, *(signature(t) for t in tools)])
+        opening = [self._end, *self._newline, self._start, *self._user]
+        return [
+            (Source.TEMPLATE, [self._start, *self._system, *self.tokenizer.encode(system), *opening]),
+            (Source.USER, self.tokenizer.encode(problem.text)),
+            (Source.TEMPLATE, self._answer),
+        ]
+
+    def observation(self, observation: Observation, *, cut: bool) -> list[Segment]:
+        """Return the tool's turn and the opening of the assistant's."""
+        closing = [self._end] if cut else []
+        return [
+            (Source.TEMPLATE, [*closing, *self._newline, self._start, *self._tool]),
+            (Source.TOOL, self.tokenizer.encode(compact_json(observation.data))),
+            (Source.TEMPLATE, self._answer),
+        ]
+
+    def completion(self, text: str) -> list[int]:
+        """Return the call's ids and the end token."""
+        return [*self.tokenizer.encode(text), self._end]
+
+
+_SHORT = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
+
+
+def signature(tool: ToolSchema) -> str:
+    """Return a tool in one line: `name(a: int, b?: str (hint)) - first sentence`.
+
+    A hint is the first sentence of an argument's description; environments cut it to the length they want.
+    """
+    required = set(tool.parameters.get("required", []))
+    parts = []
+    for key, schema in tool.parameters.get("properties", {}).items():
+        text = f"{key}{'' if key in required else '?'}: {_type_text(schema)}"
+        hint = _first_sentence(schema.get("description", ""))
+        if hint and not schema.get("enum") and schema.get("type") in ("string", "array"):
+            text += f" ({hint})"
+        parts.append(text)
+    about = _first_sentence(tool.description)
+    return f"{tool.name}({', '.join(parts)})" + (f" - {about}" if about else "")
+
+
+def _first_sentence(text: str) -> str:
+    return text.strip().split(". ")[0].rstrip(".")
+
+
+def _type_text(schema: dict[str, Any]) -> str:
+    if schema.get("enum"):
+        return "|".join(json.dumps(v, ensure_ascii=False) for v in schema["enum"])
+    kind = schema.get("type", "any")
+    name = _SHORT.get(kind, kind) if isinstance(kind, str) else "any"
+    if name == "list" and isinstance(schema.get("items"), dict) and schema["items"]:
+        return f"list[{_type_text(schema['items'])}]"
+    if name == "dict" and schema.get("properties"):
+        return "{" + ", ".join(f"{k}: {_type_text(v)}" for k, v in schema["properties"].items()) + "}"
+    return name

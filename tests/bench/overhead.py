@@ -1,0 +1,26 @@
+"""Share of the quickstart's wall time that is not spent in its nodes' bodies along the critical path.
+
+Counted: the driver's start, waiting for servers, hand-over between nodes, tracking and versioning that a node
+waits for, and the drain at the end. Not counted: the bodies themselves. The critical path is the chain of nodes,
+each the last of its inputs to end, from the last node back to the first.
+"""
+
+from tests.bench.common import QUICKSTART, fresh_home, receipts, report, tutelage
+
+
+def main() -> None:
+    with fresh_home() as home:
+        wall, done = tutelage("run", str(QUICKSTART), home=home)
+        rows = receipts(home)
+    spans = sorted(((r["started"], r["started"] + r["seconds"]) for r in rows))
+    busy, end = 0.0, float("-inf")
+    for start, stop in spans:  # union of intervals in which at least one body ran
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    share = (wall - busy) / wall
+    report("overhead", share, "< 0.05", holds=share < 0.05,
+           detail={"wall_s": round(wall, 1), "bodies_s": round(busy, 1), "exit": done.returncode})
+
+
+if __name__ == "__main__":
+    main()

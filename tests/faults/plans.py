@@ -1,0 +1,42 @@
+"""The reference plan of the fault tests, built without a program file."""
+
+from dataclasses import replace
+from typing import Any
+
+from flows.estimates import Estimate
+from flows.nodes import Node, Plan, content_key
+
+
+def node(
+    name: str, kind: str, inputs: dict[str, str] | None = None, params: dict[str, Any] | None = None, **more: Any
+) -> Node:
+    return Node(name, kind, 1, params or {}, 17, inputs or {}, Estimate(), **more)
+
+
+def plan_of(nodes: list[Node], program: str = "reference", **budget: Any) -> Plan:
+    keyed: dict[str, Node] = {}
+    for n in nodes:
+        key = content_key(n, {name: keyed[i].plan_key for name, i in n.inputs.items()})
+        keyed[n.id] = replace(n, plan_key=key)
+    return Plan(
+        program=program, about="", seed=17, program_digest="none", resolution={}, nodes=tuple(keyed.values()),
+        policies={}, stages=("teach",), execution={"parallel": 2, "device": "cpu"}, budget=budget, tags={}, rows={},
+    )  # fmt: skip
+
+
+def reference(train: dict[str, Any] | None = None, gate: dict[str, Any] | None = None, **budget: Any) -> Plan:
+    """Nine nodes: data, a policy, a stage with checkpoints, evaluation, gate, promotion, report."""
+    return plan_of(
+        [
+            node("data.train", "data.problems", params={"set": "train"}),
+            node("data.golden", "data.problems", params={"set": "golden"}),
+            node("data.apart", "data.apart", {"train.train": "data.train", "eval.golden": "data.golden"}),
+            node("policy.init", "policy.init"),
+            node("teach", "train.sft", {"policy": "policy.init", "apart": "data.apart", "data": "data.train"}, train),
+            node("eval.teach.golden", "evaluate", {"policy": "teach", "problems": "data.golden"}),
+            node("gate.ship", "gate", {"candidate.teach.golden": "eval.teach.golden"}, gate),
+            node("promote.ship", "promote", {"gate": "gate.ship", "policy.teach": "teach"}),
+            node("report", "report", {"eval": "eval.teach.golden", "gate": "gate.ship", "train": "teach"}),
+        ],
+        **budget,
+    )

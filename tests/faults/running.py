@@ -1,0 +1,107 @@
+"""Start driver processes of the reference plan, and look at what they left."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flows.drive import Finish, Request, drive
+from flows.leases import driver_lease, process_from
+from flows.nodes import Plan
+from flows.reconcile import reconcile
+from flows.state import State
+from tasks.files import digest_tree
+from tests.faults.bodies import entry_for
+from tests.faults.plans import reference
+
+
+def start(home: Path, **variables: Any) -> subprocess.Popen[str]:
+    """Start a driver; `options` are those of `tests.faults.driver`, the rest environment variables."""
+    options = variables.pop("options", {})
+    limit = variables.pop("preexec_fn", None)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("TUTELAGE_", "FAULT_"))}
+    env |= {"FAULT_OPTIONS": json.dumps(options), "FAULT_PAID": str(home.with_suffix(".paid"))}
+    env |= {k: str(v) for k, v in variables.items()}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.driver", str(home)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=limit,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 30) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
+def run(home: Path, **variables: Any) -> tuple[int, str, str]:
+    return finish(start(home, **variables))
+
+
+def run_with_fault(home: Path, fault: str, **variables: Any) -> tuple[int, str, str]:
+    """Run with a fault whose number counts over all processes of the run."""
+    count = home.with_suffix(".count")
+    count.unlink(missing_ok=True)
+    return run(home, TUTELAGE_FAULT=fault, TUTELAGE_FAULT_COUNT=count, **variables)
+
+
+def here(home: Path, plan: Plan | None = None, **request: Any) -> Finish:
+    """Drive a plan in this process."""
+    plan = plan or reference()
+    state = State(home)
+    state.prepare()
+    state.program(plan.program).mkdir(exist_ok=True)
+    with driver_lease(state.program(plan.program) / "lease", plan.program):
+        reconcile(state, plan.program)
+        return drive(
+            plan, state, Request("x.yaml", services=False, quiet=True, entry_for=entry_for, preload=(), **request)
+        )
+
+
+def snapshot(home: Path) -> dict[str, Any]:
+    """Return what a run is judged by: every receipt without its times, and the digest of every output on disk."""
+    state, found = State(home), {}
+    for folder in sorted((home / "nodes").iterdir()):
+        receipt = state.receipt(folder.name, deep=True)
+        assert receipt is not None, f"{folder}: no valid receipt; {state.damage}"
+        data = asdict(receipt)
+        for name in ("started", "seconds", "code"):
+            del data[name]
+        found[receipt.node] = data | {"on_disk": digest_tree(folder / "out")}
+        assert not (folder / "ckpt").exists()
+        assert not list(folder.rglob("*.tmp"))
+    return found
+
+
+def paid(home: Path) -> int:
+    """Return how many rollouts were made, over all attempts."""
+    return len(home.with_suffix(".paid").read_text().splitlines())
+
+
+def wait_until(what: Callable[[], Any], seconds: float = 10.0) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.01)
+    return found
+
+
+def live_children(home: Path) -> list[int]:
+    """Return the pids of children that leases name and that live."""
+    pids: list[int] = []
+    for path in home.glob("nodes/*/lease"):
+        try:
+            child = process_from(json.loads(path.read_text())["child"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if child is not None and child.alive:
+            pids.append(child.pid)
+    return pids

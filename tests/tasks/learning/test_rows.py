@@ -1,0 +1,99 @@
+import pytest
+
+from specs.errors import DataError, TrainingError
+from specs.records import Source, Trajectory, Turn
+from tasks.learning.rows import TrainingRow, check_rows, merge_reports, rows_from
+
+P, U, A, T = Source.TEMPLATE, Source.USER, Source.POLICY, Source.TOOL
+
+
+def trajectory(sources, *, name="t", ids=None, status="finished", **more):
+    n = len(sources)
+    return Trajectory(
+        id=name,
+        problem_id="p",
+        problem_type="kind",
+        environment="desk",
+        environment_version="1",
+        agent="tool_loop",
+        group="g",
+        sample=0,
+        seed=0,
+        ids=ids or list(range(1, n + 1)),
+        sources=[int(s) for s in sources],
+        logprobs=[-0.5 if s == A else 0.0 for s in sources],
+        policy_versions=[],
+        turns=[Turn(0, n, "", None, None)],
+        status=status,
+        sampling={"temperature": 0.7},
+        **more,
+    )
+
+
+def test_only_what_the_policy_wrote_trains_whatever_its_ids_are():
+    end = pad = 2
+    made = trajectory([P, U, P, A, A, T, P, A, A], ids=[1, end, pad, 6, end, 9, end, 7, end])
+    (row,), report = rows_from([made], max_length=32, source="demos")
+    assert row.mask == [False, False, False, True, True, False, False, True, True]
+    assert (row.ids[4], row.ids[8]) == (end, end)
+    assert report.to_json()["sources"] == {"demos": {"rows": 1, "tokens": 9, "trained": 4, "trained_share": 0.444444}}
+    check_rows(report, 32)
+
+
+def test_truncation_that_leaves_nothing_to_train_drops_the_row():
+    kept = trajectory([U] * 31 + [A] * 5, name="kept")
+    lost = trajectory([U] * 40 + [A] * 5, name="lost")
+    rows, report = rows_from([kept, lost], max_length=32)
+    assert [(r.id, r.trained, len(r.ids)) for r in rows] == [("kept", 1, 32)]
+    assert (report.dropped, report.cut) == ({"no_supervised_token": 1}, 1)
+    _, empty = rows_from([lost], max_length=32)
+    with pytest.raises(TrainingError, match=r"max_length is 32.*raise it"):
+        check_rows(empty, 32)
+
+
+def test_all_or_nothing_is_refused():
+    _, nothing = rows_from([trajectory([P, U, T])], max_length=32, source="demos")
+    with pytest.raises(TrainingError, match=r"'demos'.*no row is left"):
+        check_rows(nothing, 32)
+    _, report = rows_from([trajectory([P, A, A])], max_length=32)
+    report.by_source["data"].trained = report.by_source["data"].tokens
+    with pytest.raises(TrainingError, match="prompts included"):
+        check_rows(report, 32)
+    with pytest.raises(ValueError, match="nothing stands before it"):
+        TrainingRow(id="a", source="s", ids=[1, 2], mask=[True, True])
+
+
+def test_what_may_not_train_is_counted_by_reason():
+    made = [
+        trajectory([U, A], name="a", status="truncated"),
+        trajectory([U, A], name="b", status="infrastructure"),
+        trajectory([U, A], name="c"),
+        trajectory([U, A], name="d"),
+    ]
+    rows, report = rows_from(made, max_length=9, advantages={"c": 0.5}, behaviour=True)
+    assert [(r.id, r.advantage, r.temperature, r.sampler_logprobs) for r in rows] == [("c", 0.5, 0.7, [0.0, -0.5])]
+    assert report.dropped == {"truncated": 1, "infrastructure": 1, "no_advantage": 1}
+    assert len(report.sentences()) == 4
+    scored, _ = rows_from(made, max_length=9, truncated="score")
+    assert [r.id for r in scored] == ["a", "c", "d"]
+    assert scored[0].temperature == 1.0
+
+
+def test_columns_of_unequal_length_are_damage():
+    made = trajectory([U, A])
+    made.logprobs.append(0.0)
+    with pytest.raises(DataError, match=r"2 ids, 2 sources, 3 logprobs"):
+        rows_from([made], max_length=9)
+
+
+def test_reports_of_sets_merge():
+    _, one = rows_from([trajectory([U, A])], max_length=9, source="one")
+    _, two = rows_from([trajectory([U, A], status="truncated")], max_length=9, source="two")
+    merged = merge_reports([one, two])
+    assert list(merged.by_source) == ["one", "two"]
+    assert merged.dropped == {"truncated": 1}
+
+
+def test_tokens_after_the_last_trained_one_are_not_forwarded():
+    row = TrainingRow(id="a", source="s", ids=[1, 2, 3, 4], mask=[False, True, False, False])
+    assert (row.length, row.trained) == (2, 1)

@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from specs.algorithms import SFT, Optimizer, SupervisedBatch
+from specs.errors import Interrupted, TrainingError
+from tasks.learning.algorithms import loss_for
+from tasks.learning.checkpoints import Checkpointer
+from tasks.learning.learner import Learner
+from tasks.loops.batches import batch_plan
+from tasks.loops.fit import Hooks, fit_supervised
+from tests.tasks.learning.tiny import random_rows, tiny_model
+
+ROWS = random_rows(20)
+PLAN = batch_plan([r.length for r in ROWS], SupervisedBatch(rows=4), 2, 0)
+LOSS = loss_for(SFT(type="sft"))
+MUON = Optimizer(kind="muon", learning_rate=1e-2, schedule="linear", warmup_steps=3)
+
+
+def fit(folder=None, stop_after=None, seed=0, seconds=0.0):
+    learner = Learner(tiny_model(seed), MUON, len(PLAN))
+    lines = []
+    hooks = Hooks(metrics=lambda step, **values: lines.append((step, values["loss"])), checkpoint_seconds=seconds)
+    hooks.stop = lambda: stop_after is not None and len(lines) >= stop_after
+    hooks.checkpointer = Checkpointer(folder) if folder else None
+    hooks.resume_metrics = lambda step: lines.clear()
+    return learner, lines, lambda: fit_supervised(learner, ROWS, PLAN, LOSS, hooks=hooks)
+
+
+def weights(learner):
+    return torch.cat([p.detach().flatten() for p in learner.model.parameters()])
+
+
+def test_a_stopped_fit_ends_with_the_same_bits(tmp_path):
+    whole, lines, run = fit()
+    report = run()
+    assert (report.steps, report.updates) == (len(PLAN), len(PLAN))
+    first, _, run = fit(tmp_path, stop_after=3, seconds=999)
+    with pytest.raises(Interrupted, match=f"after step 3 of {len(PLAN)}"):
+        run()
+    assert not torch.equal(weights(first), weights(whole))
+    second, resumed, run = fit(tmp_path, seed=5)
+    again = run()
+    assert torch.equal(weights(second), weights(whole))
+    assert resumed == lines[3:]
+    assert (again.tokens, again.first_loss, again.last_loss) == (report.tokens, report.first_loss, report.last_loss)
+    assert again.notes == ["went on from step 3"]
+
+
+def test_a_damaged_checkpoint_costs_one_interval_and_nothing_else(tmp_path):
+    whole, _, run = fit()
+    run()
+    _, _, run = fit(tmp_path, stop_after=5)
+    with pytest.raises(Interrupted):
+        run()
+    newest = max(tmp_path.glob("step-*/tensors.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-7])
+    second, _, run = fit(tmp_path, seed=5)
+    report = run()
+    assert "is damaged" in report.notes[0]
+    assert torch.equal(weights(second), weights(whole))
+
+
+def test_an_empty_plan_is_refused():
+    learner, _, _ = fit()
+    with pytest.raises(TrainingError, match="no training step"):
+        fit_supervised(learner, [], [], LOSS)

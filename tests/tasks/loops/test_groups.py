@@ -1,0 +1,82 @@
+import pytest
+
+from specs.stages import Needs
+from tasks.loops.groups import group_stats, rollout_figures
+from tasks.loops.preflight import expected_mixed, measure, review_sample, unmet
+from tests.tasks.learning.test_rows import A, U, trajectory
+
+
+def group(name, rewards, success=lambda r: r >= 1.0, **more):
+    made = []
+    for i, reward in enumerate(rewards):
+        t = trajectory([U, A, A], name=f"{name}{i}", **more)
+        t.group = t.problem_id = name
+        t.reward, t.success = reward, None if reward is None else success(reward)
+        t.turns[0].start, t.turns[0].end = 1, 3
+        made.append(t)
+    return made
+
+
+def test_groups_without_variance_are_split_into_right_and_wrong():
+    made = group("r", [1.0] * 4) + group("w", [0.0] * 4) + group("m", [1.0, 0.0, 0.0, 1.0])
+    stats = group_stats(made, "group_std")
+    expected = {"m0": 0.866024, "m1": -0.866024, "m2": -0.866024, "m3": 0.866024}
+    assert stats.advantages == pytest.approx(expected, abs=2e-6)
+    figures = rollout_figures(made, stats)
+    assert figures["zero_variance_groups"] == pytest.approx(0.6667, abs=1e-4)
+    assert (figures["zero_variance_right"], figures["zero_variance_wrong"]) == (pytest.approx(1 / 3),) * 2
+    assert (figures["mixed_groups"], figures["success"]) == (pytest.approx(1 / 3), 0.5)
+    assert next(iter(figures)) == "success"
+
+
+def test_a_group_that_shrank_to_one_is_dropped_and_counted():
+    made = group("g", [1.0, None, None, None])
+    stats = group_stats(made, "group_std")
+    assert (stats.advantages, stats.counts.too_few) == ({}, 1)
+    assert rollout_figures(made, stats)["too_few_valid_groups"] == 1.0
+    lost = group("h", [1.0, 0.0], status="infrastructure")
+    assert group_stats(lost, "none").counts.missing == 2
+
+
+def test_partial_groups_use_those_that_are_left():
+    stats = group_stats(group("g", [1.0, None, 0.0, 1.0]), "group_std")
+    assert stats.advantages == pytest.approx({"g0": 0.57735, "g2": -1.154699, "g3": 0.57735}, abs=2e-6)
+
+
+def test_graded_rewards_may_vary_without_a_success():
+    stats = group_stats(group("g", [0.1, 0.2]), "none")
+    assert (stats.mixed, stats.flat_wrong) == (0, 0)
+    assert stats.advantages == pytest.approx({"g0": -0.05, "g1": 0.05})
+
+
+def test_expected_share_of_mixed_groups():
+    assert expected_mixed([(0, 8), (8, 8), (4, 8)], 8) == pytest.approx(1 / 3)
+    assert expected_mixed([(1, 2)], 2) == 1.0
+    assert expected_mixed([(2, 4)], 2) == pytest.approx(2 / 3)
+    assert expected_mixed([(1, 2)], 4) == pytest.approx(1 - 2 / 16)
+
+
+def test_preflight_figures_and_needs():
+    made = group("r", [1.0] * 4) + group("w", [0.0] * 4) + group("m", [1.0, 0.0, -1.0, 1.0]) + group("x", [None] * 2)
+    figures = measure(made)
+    assert (figures["rollouts"], figures["problems"], figures["invalid"]) == (14, 3, 2)
+    assert (figures["success"], figures["positive_problem_rate"]) == (0.5, pytest.approx(2 / 3))
+    assert figures["mixed_group_rate"] == 0.25
+    assert figures["reward"] == pytest.approx(
+        {"mean": 5 / 12, "std": 0.6401, "min": -1.0, "max": 1.0, "positive_rate": 0.5, "zero_rate": 5 / 12}, abs=1e-4
+    )
+    assert unmet(Needs(), figures) == []
+    assert unmet(Needs(success=0.6, mixed_group_rate=0.5), figures) == [
+        "success is 0.500, needs 0.6",
+        "mixed_group_rate is 0.250, needs 0.5",
+    ]
+    best, worst = review_sample(made)
+    assert (len(best), len(worst)) == (6, 6)
+    assert worst[0].reward == -1.0
+    assert not {t.id for t in best} & {t.id for t in worst}
+
+
+def test_an_empty_preflight_does_not_divide_by_zero():
+    figures = measure([])
+    assert (figures["success"], figures["tool_success"]) == (0.0, None)
+    assert unmet(Needs(), figures) == ["success is 0.000, needs 0.01"]

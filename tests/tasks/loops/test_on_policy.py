@@ -1,0 +1,163 @@
+import copy
+
+import pytest
+import torch
+
+from specs.algorithms import GRPO, Optimizer
+from specs.errors import Interrupted, TrainingError, VerifierError
+from tasks.learning.checkpoints import Checkpointer
+from tasks.learning.learner import Learner
+from tasks.loops.collect import Draw, collect
+from tasks.loops.fit import Hooks
+from tasks.loops.on_policy import OnPolicy, train_grpo
+from tasks.loops.order import ProblemOrder
+from tasks.loops.rollout_store import RolloutStore
+from tests.tasks.loops.toy import problem, taught_policy, toy_arena
+
+PROBLEMS = [problem(i) for i in range(6)]
+SPEC = GRPO(
+    type="grpo",
+    group_size=6,
+    problems_per_step=4,
+    steps=4,
+    optimizer=Optimizer(learning_rate=1e-2, schedule="linear"),
+)
+
+
+@pytest.fixture(scope="module")
+def taught():
+    return taught_policy()
+
+
+def stage(taught, spec=SPEC, problems=PROBLEMS, folder=None, stop_after=None, spoil=None, **reward):
+    policy = copy.deepcopy(taught)
+    arena = toy_arena(policy, **reward)
+    learner = Learner(policy.model, spec.optimizer, spec.steps * spec.updates_per_batch)
+    lines = []
+    hooks = Hooks(metrics=lambda step, **values: lines.append(values), checkpoint_seconds=0.0)
+    hooks.stop = lambda: stop_after is not None and len(lines) >= stop_after
+    hooks.checkpointer = Checkpointer(folder) if folder else None
+
+    def load(step):
+        arena.sampler.load_weights(policy.model, f"step{step}")
+        if spoil is not None:
+            spoil(arena.sampler)
+
+    fixed = OnPolicy(
+        spec=spec,
+        problems=ProblemOrder({"a": problems}, 5),
+        seed=5,
+        max_length=policy.config.max_length,
+        load_weights=load,
+        reference=copy.deepcopy(taught).model,
+    )
+    return learner, lambda: train_grpo(learner, arena, fixed, hooks)
+
+
+def weights(learner):
+    return torch.cat([p.detach().flatten() for p in learner.model.parameters()])
+
+
+def test_it_learns_what_is_rewarded(taught):
+    spec = SPEC.model_copy(update={"steps": 12, "kl_coef": 0.001, "updates_per_batch": 2})
+    _, run = stage(taught, spec)
+    report = run()
+    curve = report.curve
+    assert 0.3 < curve[0]["success"] < 0.7
+    assert curve[-1]["success"] > 0.9
+    assert curve[0]["logprob_gap"] < 1e-4
+    assert curve[0]["ess"] == pytest.approx(1.0, abs=1e-3)
+    assert curve[0]["reference_kl_k3"] == pytest.approx(0.0, abs=1e-6)
+    assert curve[-1]["reference_kl_k3"] > 0.01
+    assert report.rollouts == 12 * 4 * 6
+
+
+def test_a_stopped_stage_ends_with_the_same_bits(taught, tmp_path):
+    whole, run = stage(taught)
+    expected = run()
+    first, run = stage(taught, folder=tmp_path, stop_after=2)
+    with pytest.raises(Interrupted):
+        run()
+    second, run = stage(taught, folder=tmp_path)
+    resumed = run()
+    assert resumed.notes == ["went on from step 2"]
+    assert torch.equal(weights(second), weights(whole))
+    assert resumed.curve == expected.curve
+    assert not torch.equal(weights(first), weights(whole))
+
+
+def test_steps_without_variance_make_no_update_and_stop_the_stage(taught):
+    spec = SPEC.model_copy(update={"max_flat_steps": 3, "steps": 9})
+    # nothing is good about a policy that is judged by a verifier it cannot please
+    learner, run = stage(taught, spec, problems=[problem(i, never=True) for i in range(6)])
+    before = weights(learner)
+    with pytest.raises(TrainingError, match=r"3 steps in a row.*4 all wrong.*sft or rft first"):
+        run()
+    assert torch.equal(before, weights(learner))
+    assert (learner.step_index, learner.updates) == (3, 0)
+
+
+def test_a_sampler_with_other_weights_is_found_before_the_update(taught):
+    def spoil(sampler):
+        model = copy.deepcopy(sampler._model)
+        with torch.no_grad():
+            model.embed.weight.mul_(0.7)
+        sampler._model = model
+
+    learner, run = stage(taught, spoil=spoil)
+    before = weights(learner)
+    with pytest.raises(TrainingError, match=r"step 0: .*nats a token.*max_logprob_gap"):
+        run()
+    assert torch.equal(before, weights(learner))
+
+
+def test_too_many_without_a_verdict_stop_the_stage(taught):
+    _, run = stage(taught, problems=[problem(i, broken=True) for i in range(6)])
+    with pytest.raises(VerifierError, match=r"24 of 24.*asked to fail"):
+        run()
+
+
+def test_some_without_a_verdict_take_no_part(taught):
+    mixed = [problem(0, broken=True), *PROBLEMS[1:]]
+    spec = SPEC.model_copy(update={"steps": 1, "problems_per_step": 6})
+    _, run = stage(taught, spec, problems=mixed, max_invalid=0.5)
+    figures = run().curve[0]
+    assert figures["invalid"] == pytest.approx(1 / 6)
+    assert figures["too_few_valid_groups"] == pytest.approx(1 / 6)
+
+
+def test_cut_trajectories_are_left_out_or_stop_the_stage(taught):
+    spec = SPEC.model_copy(update={"steps": 1, "truncated": "mask", "max_truncated": 0.01})
+    policy = copy.deepcopy(taught)
+    arena = toy_arena(policy)
+    short = copy.copy(arena)
+    object.__setattr__(short, "max_new_tokens", 2)
+    learner = Learner(policy.model, spec.optimizer, 1)
+    load = lambda step: arena.sampler.load_weights(policy.model, f"step{step}")  # noqa: E731
+    fixed = OnPolicy(spec, ProblemOrder({"a": PROBLEMS}, 5), 5, policy.config.max_length, load)
+    with pytest.raises(TrainingError, match=r"100 % of the trajectories were cut.*max_new_tokens"):
+        train_grpo(learner, short, fixed)
+
+
+def test_rollouts_of_finished_parts_are_not_drawn_again(taught, tmp_path, monkeypatch):
+    policy = copy.deepcopy(taught)
+    arena = toy_arena(policy)
+    monkeypatch.setattr("tasks.loops.collect.PARTS_IN_FLIGHT", 0.1)
+    draw = Draw(3, 1.0, 0, "x")
+    whole = collect(arena, PROBLEMS, draw).trajectories
+    told = []
+    calls = iter(range(99))
+    with pytest.raises(Interrupted):
+        collect(arena, PROBLEMS, draw, store=RolloutStore(tmp_path), stop=lambda: next(calls) > 2)
+    stored = list(RolloutStore(tmp_path).names())
+    assert stored
+    store = RolloutStore(tmp_path)
+    again = collect(arena, PROBLEMS, draw, store=store, progress=lambda done, total: told.append((done, total)))
+    assert [t.ids for t in again.trajectories] == [t.ids for t in whole]
+    assert [t.reward for t in again.trajectories] == [t.reward for t in whole]
+    assert told[0][0] > len(stored) * 2
+    part = next(tmp_path.glob(f"{stored[0]}.*/part-*.parquet"))
+    part.write_bytes(part.read_bytes()[:-3])
+    damaged = RolloutStore(tmp_path)
+    assert damaged.read(stored[0]) is None
+    assert damaged.damaged == [stored[0]]

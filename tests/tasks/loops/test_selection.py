@@ -1,0 +1,70 @@
+import pytest
+
+from specs.algorithms import RFT
+from specs.errors import TrainingError
+from specs.records import Observation, ToolCall, Turn
+from tasks.loops.selection import require_positives, select
+from tests.tasks.learning.test_rows import A, U, trajectory
+
+EXAMPLE = [
+    ("t1", "a", 1.0, 30),
+    ("t1", "b", 1.0, 20),
+    ("t1", "c", 0.0, 10),
+    ("t1", "d", 1.0, 20),
+    ("t2", "e", 0.0, 5),
+    ("t2", "f", 0.0, 6),
+    ("t3", "g", 1.0, 9),
+    ("t3", "h", 1.0, 8),
+]
+
+
+def drawn(problem, name, reward, tokens=3, *, status="finished", ids=None):
+    made = trajectory([U] + [A] * tokens, name=name, status=status, ids=ids or [ord(name[0])] * (tokens + 1))
+    made.problem_id, made.reward, made.success = problem, reward, None if reward is None else reward >= 1.0
+    made.turns[0].start = 1
+    made.turns[0].end = 1 + tokens
+    return made
+
+
+def test_worked_example_of_selection():
+    chosen = select([drawn(*row) for row in EXAMPLE], RFT(type="rft", threshold=1.0, top_k=2, band=[0.05, 0.8]))
+    assert chosen.pass_rates == {"t1": 0.75, "t2": 0.0, "t3": 1.0}
+    assert chosen.ids == ["b", "d"]
+    assert chosen.dropped == {"below_threshold": 3, "outside_band": 2, "beyond_top_k": 1}
+    assert chosen.positive_rate == pytest.approx(2 / 3)
+    assert chosen.to_json()["pass_rate_histogram"] == [1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1]
+
+
+def test_what_was_cut_never_counts_as_an_answer():
+    made = [
+        drawn("p", "a", 1.0, status="truncated"),
+        drawn("p", "b", 1.0, status="truncated"),
+        drawn("p", "c", 1.0),
+        drawn("p", "d", 0.0, status="truncated"),
+    ]
+    chosen = select(made, RFT(type="rft"))
+    assert (chosen.ids, chosen.dropped, chosen.pass_rates) == (["c"], {"truncated": 3}, {"p": 0.25})
+
+
+def test_invalid_and_infrastructure_take_no_part_in_the_rate():
+    made = [drawn("p", "a", 1.0), drawn("p", "b", None), drawn("p", "c", 0.0, status="infrastructure")]
+    chosen = select(made, RFT(type="rft"))
+    assert (chosen.ids, chosen.pass_rates["p"]) == (["a"], 1.0)
+    assert chosen.dropped == {"invalid": 1, "infrastructure": 1}
+
+
+def test_repeats_and_tool_errors_are_left_out():
+    same = [7, 8, 9, 9]
+    made = [drawn("p", n, 1.0, ids=same) for n in "ab"] + [drawn("p", "c", 1.0)]
+    wrong = ToolCall("f", {}, "", error="unknown_tool")
+    made[2].turns = [Turn(1, 3, "", wrong, None), Turn(3, 4, "", None, Observation({}, is_error=True))]
+    spec = RFT(type="rft", top_k=None, max_tool_errors=1)
+    chosen = select(made, spec)
+    assert (chosen.ids, chosen.dropped) == (["a"], {"repeated": 1, "tool_errors": 1})
+    assert select(made, RFT(type="rft", top_k=None, distinct=False, max_tool_errors=2)).ids == ["a", "b", "c"]
+
+
+def test_nothing_selected_names_the_ways_out():
+    chosen = select([drawn("p", "a", 0.0)], RFT(type="rft"))
+    with pytest.raises(TrainingError, match=r"1 below_threshold.*0 of 1 problems.*demonstrations first"):
+        require_positives(chosen, RFT(type="rft"), "harvest")
