@@ -240,7 +240,8 @@ def _read_line(stdin: int) -> bytes:
 
 
 def _settle(work: Assignment) -> None:
-    """Set seeds, threads and determinism before the body runs."""
+    """Import the body (which may draw numbers), then set seeds, threads and determinism."""
+    import_module(work.entry.partition(":")[0])
     random.seed(work.seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(work.seed)
@@ -275,8 +276,8 @@ def main(preload: list[str]) -> int:
     threading.Thread(target=_watch, args=(0,), daemon=True).start()
     reporter = _Reporter(channel, work.folder)
     log = _redirect(work.log)
-    _settle(work)
     sys.excepthook = _excepthook(work, reporter)
+    _settle(work)
     try:
         run_body(work, stopping.is_set, reporter.progress, reporter.note)
     except Interrupted as e:
@@ -297,6 +298,15 @@ def _excepthook(
         reporter.send(event="failed", **record_failure(error, work))
 
     return hook
+
+
+def with_environment(params: dict[str, Any]) -> dict[str, Any]:
+    """Return params with `${env:NAME}` replaced; the values are in no plan, receipt or record."""
+    if "${env:" not in json.dumps(params):
+        return params
+    from flows.resolve import expanded
+
+    return expanded(params, os.environ)
 
 
 def encode(work: Assignment) -> bytes:

@@ -157,6 +157,18 @@ def latest(home: Path) -> list[DataVersion]:
     return [v[0] for v in found if v]
 
 
+def history(home: Path, name: str) -> list[DataVersion]:
+    """Return every version of a full name, the newest first."""
+    branch = existing(home)
+    return [] if branch is None else versions_of(branch, name)
+
+
+def private_repository(home: Path) -> Path | None:
+    """Return where versions are kept if the project is no git repository of its own."""
+    branch = existing(home)
+    return branch.worktree if branch is not None and branch.project is None else None
+
+
 def versions_of(branch: DataBranch, name: str) -> list[DataVersion]:
     """Return every version of a name, the newest first."""
     path = f"{name}.json"

@@ -1,5 +1,6 @@
 """Drive one execution of a plan: record it, carry it out, stop it well, and say how it went."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -8,9 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from flows.durable import Ledger
 from flows.ends import Event, NodeEnd
@@ -58,6 +58,8 @@ class Finish:
 
 def code_version() -> dict[str, str | None]:
     """Return the version of this package and the commit of its sources, where it runs from a git checkout."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         found: str | None = version("tutelage")
     except PackageNotFoundError:
@@ -166,7 +168,18 @@ def _carry_out(executor: Executor, record: RunRecord, request: Request) -> None:
     ledger = executor.state.ledger(record.program, record.execution)
     executor.subscribe(_Recorder(ledger, executor))
     total = len(executor.wanted)
-    with Live(sys.stderr, total, quiet=request.quiet) as live, _signals(executor, live, request):
+
+    def leave() -> NoReturn:
+        """End this process now, with what is known written down."""
+        executor.kill()
+        code = executor.exit_code() or 4
+        with contextlib.suppress(TutelageError):
+            _close_record(executor.state, record, executor, code)
+        sys.stderr.write(f"tutelage: ended at once; go on with `{request.resume_command}`\n")
+        sys.stderr.flush()
+        os._exit(code)
+
+    with Live(sys.stderr, total, quiet=request.quiet) as live, _signals(executor, live, leave):
         reused = len(executor.ends)
         if reused:
             live.say(f"{reused} of {total} nodes are done already")
@@ -182,7 +195,7 @@ def _with_services(executor: Executor, live: Live) -> None:
     try:
         from flows.orchestrate import run_flow
 
-        run_flow(executor.plan, executor, executor.state)
+        run_flow(executor.plan, executor, executor.state, live.say)
     except ServiceError as e:
         text = f"going on without services: {e}"
         executor.notes.append(text)
@@ -211,38 +224,28 @@ class _Recorder:
 
 
 @contextmanager
-def _signals(executor: Executor, live: Live, request: Request) -> Iterator[None]:
+def _signals(executor: Executor, live: Live, leave: Callable[[], NoReturn]) -> Iterator[None]:
     """Stop well at the first SIGINT or SIGTERM, at once at the second, and in bounded time in any case."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked: list[float] = []
-
-    def leave() -> None:
-        sys.stderr.write(f"tutelage: ended at once; go on with `{request.resume_command}`\n")
-        sys.stderr.flush()
-        os._exit(4)
-
-    def give_up() -> None:
-        if not executor.finished:
-            executor.kill()
-            leave()
+    timers: list[threading.Timer] = []
 
     def stop(number: int, _: object) -> None:
-        asked.append(time.monotonic())
-        if len(asked) > 1:
-            executor.kill()
+        if timers:
             leave()
+        timers.append(threading.Timer(GIVE_UP_SECONDS, leave))
+        timers[0].daemon = True
+        timers[0].start()
         name = signal.Signals(number).name
-        live.say(f"{name}: saving and stopping, at most {GIVE_UP_SECONDS:.0f} s; once more to end at once")
         threading.Thread(target=executor.stop, args=(f"stopped by {name}",), daemon=True).start()
-        timer = threading.Timer(GIVE_UP_SECONDS, give_up)
-        timer.daemon = True
-        timer.start()
+        live.say(f"{name}: saving and stopping, at most {GIVE_UP_SECONDS:.0f} s; once more to end at once")
 
     before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
+        for timer in timers:
+            timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)

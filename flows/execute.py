@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.child import Assignment, record_failure, run_body
+from flows.child import Assignment, record_failure, run_body, with_environment
 from flows.conditions import skip_reason
 from flows.ends import Event, NodeEnd, end_of, ranks
 from flows.launch import Launcher, NodeError
@@ -339,7 +339,7 @@ class Executor:
             run_key=key,
             plan_key=node.plan_key,
             home=str(self.state.home),
-            params=node.params,
+            params=with_environment(node.params),
             execution={**self.plan.execution, "threads": node.threads},
             seed=node.seed,
             inputs={name: str(folder) for name, folder in folders.items() if folder is not None},

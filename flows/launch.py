@@ -180,7 +180,11 @@ class LocalLauncher:
             name = signal.Signals(-code).name
             hint = " (out of memory, or killed by hand)" if name == "SIGKILL" else ""
             raise NodeError(f"its process was ended by {name}{hint}; what it printed is in {work.log}")
-        raise NodeError(f"its process ended with status {code} and no result; it said: {child.said() or 'nothing'}")
+        said = child.said()
+        with contextlib.suppress(OSError), work.log.open("a", encoding="utf-8") as f:
+            f.write(f"{said}\n")
+        last = said.splitlines()[-1] if said else "nothing"
+        raise NodeError(f"its process ended with status {code} and no result; it said: {last} (more in {work.log})")
 
     def stop(self) -> None:
         """Ask every child to save and stop; start none any more."""

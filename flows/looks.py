@@ -22,7 +22,9 @@ def earlier_looks(home: Path, program: str) -> dict[str, list[str]]:
             plans[digest] = _gates(_read(home / "plans" / f"{digest}.json"))
         for gate, keys in plans[digest].items():
             candidate = _candidate(home, run, gate)
-            for key in keys if candidate is not None else ():
+            if candidate is None:
+                continue
+            for key in keys:
                 asked = found.setdefault(key, [])
                 if candidate not in asked:
                     asked.append(candidate)

@@ -99,7 +99,7 @@ def policy_folder(state: State, what: str, program: str | None = None) -> Path:
 
 def _registered(state: State, program: str, what: str) -> Path:
     known = registry.load(state.home, program)
-    version = known.alias(what) if what in ALIASES else known.get(int(what[1:]))  # type: ignore[arg-type]
+    version = known.alias(what) if what in ALIASES else known.get(int(what[1:]))
     if version is None:
         have = [*known.aliases, *(f"v{v.version}" for v in known.versions)]
         raise StateError(f"{program}: the registry has no {what}{near(what, have)}")

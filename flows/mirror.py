@@ -124,7 +124,7 @@ def state_of(status: str, reason: str) -> Any:
     return PrefectState(type=StateType(kind), name=name, message=reason[:500] or None)
 
 
-def run(plan: Plan, record: RunRecord, board: Board, home: Path) -> None:
+def run(plan: Plan, record: RunRecord, board: Board, use: services.Use) -> None:
     """Run the flow: a task per node in topological order, each waiting for its node and those it depends on."""
     from prefect import allow_failure, flow, task
     from prefect.cache_policies import NO_CACHE
@@ -146,67 +146,89 @@ def run(plan: Plan, record: RunRecord, board: Board, home: Path) -> None:
         task_runner=ThreadPoolTaskRunner(max_workers=len(plan.nodes) + 1),
     )
     def program(program: str, plan_digest: str) -> Any:
-        shown = Shown(plan, record, board, home)
-        shown.begin()
+        flow_run = get_run_context().flow_run.id  # type: ignore[union-attr]
+        shown = Shown(plan, record, board, use)
+        shown.begin(flow_run)
         futures: dict[str, Any] = {}
         for n in plan.nodes:
-            one = node.with_options(name=n.id, task_run_name=n.id, tags=[n.kind])
+            one = node.with_options(name=n.id, task_run_name=n.id)
             before = [allow_failure(futures[i]) for i in dict.fromkeys(n.inputs.values()) if i in futures]
             futures[n.id] = one.submit(n.id, wait_for=before)
-        while board.over is None or board.done() < len(plan.nodes):
+        while board.over is None:
             shown.update()
-            if board.over is not None:
-                break
-            time.sleep(0.5)
+            time.sleep(0.25)
         for future in futures.values():
             future.wait()
+        use.wait_ready(_REPAIR_SECONDS)
         shown.update()
-        repair(board, plan, str(get_run_context().flow_run.id))  # type: ignore[union-attr]
+        repair(board, plan, flow_run)
         return state_of(*board.outcome())
 
-    from prefect import tags
-
-    with tags("tutelage", home_tag(home)):
-        program(plan.program, record.plan, return_state=True)
+    program(plan.program, record.plan, return_state=True)
 
 
 class Shown:
-    """The artifacts of a flow run: plan, progress and gate tables."""
+    """The artifacts of a flow run: plan, progress and gate tables. A server that is gone is started again."""
 
-    def __init__(self, plan: Plan, record: RunRecord, board: Board, home: Path) -> None:
+    def __init__(self, plan: Plan, record: RunRecord, board: Board, use: services.Use) -> None:
         self._plan = plan
         self._record = record
         self._board = board
-        self._state = State(home)
+        self._use = use
+        self._state = State(use.home)
         self._progress: Any = None
         self._share = -1.0
         self._gates = [n.id for n in plan.nodes if n.kind == "gate"]
+        self._next = 0.0
 
-    def begin(self) -> None:
-        """Show the plan and a progress bar at nought."""
+    def begin(self, flow_run: Any) -> None:
+        """Tag the flow run, show the plan and a progress bar at nought."""
         from prefect.artifacts import create_markdown_artifact, create_progress_artifact
+        from prefect.client.orchestration import get_client
 
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(flow_run, tags=["tutelage", home_tag(self._use.home)])
         text = plan_table(self._plan, self._record.plan)
         create_markdown_artifact(text, key=f"{slug(self._plan.program)}-plan", description="What is to be done")
         key = f"{slug(self._plan.program)}-progress"
         self._progress = create_progress_artifact(0.0, key=key, description="Nodes that have ended")
 
     def update(self) -> None:
-        """Show how far the nodes are, and each gate once it answered."""
+        """Show how far the nodes are, and each gate once it answered; what fails is shown later."""
+        import httpx
+
+        if time.monotonic() < self._next:
+            return
+        try:
+            self._show()
+        except httpx.HTTPError:
+            self._next = time.monotonic() + 2.0
+            self._revive()
+
+    def _revive(self) -> None:
+        """Start the server of this project again where it was ended under the run."""
+        found = services.read(self._use.home, "prefect")
+        if self._use.ours and (found is None or not found.alive):
+            port = int(self._use.url.rpartition(":")[2].partition("/")[0])
+            try:
+                services.start(self._use.home, "prefect", port=port)
+            except ServiceError:  # its port is taken by now; the run goes on without
+                self._next = time.monotonic() + 3600.0
+
+    def _show(self) -> None:
         from prefect.artifacts import create_table_artifact, update_progress_artifact
 
         share = 100.0 * self._board.done() / len(self._plan.nodes)
         if share != self._share:
-            self._share = share
             update_progress_artifact(self._progress, share)
+            self._share = share
         for gate in list(self._gates):
             if (key := self._board.run_key(gate)) is None:
                 continue
-            self._gates.remove(gate)
             rows, text = gate_rows(self._state, key)
             if rows:
-                name = slug(f"{self._plan.program}-{gate}")
-                create_table_artifact(rows, key=name, description=text)
+                create_table_artifact(rows, key=slug(f"{self._plan.program}-{gate}"), description=text)
+            self._gates.remove(gate)
 
 
 def home_tag(home: Path) -> str:
@@ -216,7 +238,7 @@ def home_tag(home: Path) -> str:
     return f"home-{hashlib.sha256(str(home).encode()).hexdigest()[:10]}"
 
 
-def repair(board: Board, plan: Plan, flow_run: str) -> None:
+def repair(board: Board, plan: Plan, flow_run: Any) -> None:
     """See that the server shows every node as it ended: states that got lost while it was away are set again."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -224,7 +246,7 @@ def repair(board: Board, plan: Plan, flow_run: str) -> None:
     until = time.monotonic() + _REPAIR_SECONDS
     wanted = {n.id: NAMES[board.wait(n.id)["status"]] for n in plan.nodes}
     with get_client(sync_client=True) as client:
-        where = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))  # type: ignore[list-item]
+        where = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
         patience = time.monotonic() + 2.0  # the server takes events in with some delay
         while time.monotonic() < until:
             runs = list(_pages(client.read_task_runs, where))
@@ -303,7 +325,7 @@ def main(arguments: list[str]) -> int:
         use = services.prefect(home)
         os.environ.update({**services.quiet_environment(home), **SETTINGS, "PREFECT_API_URL": use.url})
         use.wait_ready()
-        return _mirror(plan, record, board, home)
+        return _mirror(plan, record, board, use)
     except TutelageError as e:
         sys.stdout.write(f"{e}\n")
         return 1
@@ -312,13 +334,13 @@ def main(arguments: list[str]) -> int:
             use.release()
 
 
-def _mirror(plan: Plan, record: RunRecord, board: Board, home: Path) -> int:
+def _mirror(plan: Plan, record: RunRecord, board: Board, use: services.Use) -> int:
     import httpx
     from prefect.exceptions import PrefectException
 
     try:
-        close_dead(State(home), home, record.execution)
-        run(plan, record, board, home)
+        close_dead(State(use.home), use.home, record.execution)
+        run(plan, record, board, use)
         return 0
     except (PrefectException, httpx.HTTPError, OSError) as e:
         raise ServiceError(f"the Prefect server does not answer any more ({type(e).__name__}: {e})") from e

@@ -249,7 +249,7 @@ def plan_from(data: Json) -> Plan:
             f"plan: schema {data.get('schema')!r} found, {PLAN_SCHEMA} expected; write the plan anew with `tutelage plan`"
         )
     try:
-        nodes = tuple(node_from(n) for n in data["nodes"])
-        return Plan(**{**data, "nodes": nodes, "stages": tuple(data["stages"])})
+        parts: Json = {**data, "nodes": tuple(node_from(n) for n in data["nodes"]), "stages": tuple(data["stages"])}
+        return Plan(**parts)
     except (KeyError, TypeError) as e:
         raise ProgramError(f"plan: damaged ({e}); write it anew with `tutelage plan --save`") from e

@@ -144,7 +144,8 @@ class Recorder:
         self.sent = Sent(home)
         self._stores = Stores(home)
         self._open: dict[str, Any] = {}
-        self._status: dict[str, Any] = {}
+        self.status: dict[str, Any] = {}
+        """Execution -> done, left, errors, said."""
 
     def pending(self) -> list[str]:
         """Return executions that are not wholly sent."""
@@ -162,11 +163,11 @@ class Recorder:
                 one = self._open[name] = Recording(State(self.home), name, self.sent, self._stores)
             one.step()
             living = living or not one.over
-            self._status[name] = {"done": one.done, "left": one.left, "errors": one.errors, "said": one.said}
+            self.status[name] = {"done": one.done, "left": one.left, "errors": one.errors, "said": one.said}
             if one.done:
                 del self._open[name]
-        if self._status != read_status(self.home):
-            write_json(self.home / "recorder" / "status.json", self._status)
+        if self.status != read_status(self.home):
+            write_json(self.home / "recorder" / "status.json", self.status)
         return living
 
     def run(self, linger: float) -> None:
@@ -181,7 +182,7 @@ class Recorder:
 
 
 def sync(home: Path, *, seconds: float = LINGER_SECONDS) -> dict[str, Any]:
-    """Send in this process what is pending; return the status. StateError where another recorder is at it."""
+    """Send in this process what is pending; return what became of each. StateError where another recorder is at it."""
     (home / "recorder").mkdir(parents=True, exist_ok=True)
     os.environ.update({**services.quiet_environment(home), **_SETTINGS})
     lease = Lease(home / "recorder" / "lock")
@@ -194,7 +195,7 @@ def sync(home: Path, *, seconds: float = LINGER_SECONDS) -> dict[str, Any]:
         recorder.run(seconds)
     finally:
         lease.release()
-    return read_status(home)
+    return recorder.status
 
 
 def main(home: Path) -> int:

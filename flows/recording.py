@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows import datasets, services
 from flows.durable import FileEntry, digest_entries
+from flows.headline import RAN, semantic, stage_points, summary_vector
 from flows.nodes import Node, Plan, plan_from
 from flows.registry import load as load_registry
 from flows.showing import gate_record, gate_rows, plan_table
@@ -23,7 +24,6 @@ ATTACHED = ("gate.json", "gate.txt", "report.html", "metrics.json", "collect.jso
 """Small outputs that are shown beside a node's run."""
 _ATTACHED_BYTES = 5 << 20
 _TRAJECTORIES = ("collect", "train.grpo", "evaluate")
-_RAN = ("completed", "gate_failed", "held", "failed", "interrupted")
 _LIVE_SECONDS = 3.0
 _ENDS = {0: "FINISHED", 3: "FINISHED", 7: "FINISHED", 4: "KILLED", 8: "KILLED"}
 """Exit code -> status of the run; others are FAILED."""
@@ -159,7 +159,8 @@ class Recording:
             for what, send in units:
                 if self._sent.has(self.execution, what):
                     continue
-                if not backoff.ready():
+                waits = what == "datasets" and any(u.startswith("data:") for u in self.left)
+                if waits or not backoff.ready():
                     self.left.append(what)
                     continue
                 try:
@@ -180,7 +181,7 @@ class Recording:
         """Return one publication for each group of nodes that has ended."""
         groups: dict[str, list[Node]] = {}
         for node in self.plan:
-            if node.kind.startswith("data.") and node.kind != "data.apart" or node.kind in _TRAJECTORIES:
+            if (node.kind.startswith("data.") and node.kind != "data.apart") or node.kind in _TRAJECTORIES:
                 groups.setdefault(_group(node), []).append(node)
         ends = self.ends()
         ready = {g: ns for g, ns in groups.items() if self.over or all(n.id in ends for n in ns)}
@@ -213,7 +214,7 @@ class Recording:
             began = self.began()
             cut = [n for n in self.plan if n.id in began and n.id not in ends]
             units += [(f"cut:{n.id}", lambda n=n: self._send_cut(n)) for n in cut]
-            units += [("registry", self._send_registry), ("end", self._send_end)]
+            units += [("datasets", self._send_datasets), ("registry", self._send_registry), ("end", self._send_end)]
         return units
 
     @property
@@ -239,7 +240,7 @@ class Recording:
                 **more,
             },
         )
-        tracking.params(run, {"seed": plan.seed, "stages": list(plan.stages), **_semantic(plan)})
+        tracking.params(run, {"seed": plan.seed, "stages": list(plan.stages), **semantic(plan)})
         if source := self._start.get("source"):
             tracking.text(run, source, f"program/{Path(self.record.file).name}")
         tracking.text(run, json.dumps(plan.to_dict(), indent=1, sort_keys=True), "plan/plan.json")
@@ -253,7 +254,7 @@ class Recording:
 
     def _send_node(self, node: Node) -> str | None:
         end, receipt, tracking = self.ends()[node.id], self.receipt(node.id), self._stores.tracking()
-        if end["status"] not in (*_RAN, "reused") or (end["status"] == "interrupted" and node.id not in self.began()):
+        if end["status"] not in (*RAN, "reused") or (end["status"] == "interrupted" and node.id not in self.began()):
             return None
         if end["status"] == "reused":
             if receipt is None or receipt.result == "skipped":
@@ -264,7 +265,6 @@ class Recording:
         run = self._child(node, receipt)
         tracking.params(run, node.params)
         start = millis(self.began().get(node.id) or (receipt.started if receipt else self.record.started))
-        seconds = receipt.seconds if receipt is not None else 0.0
         tracking.metrics(run, self._points(node, receipt, start))
         tags = {"tutelage.kind": node.kind, "tutelage.status": end["status"], "tutelage.reason": end["reason"] or ""}
         if receipt is not None:
@@ -274,7 +274,8 @@ class Recording:
             tags |= {"mlflow.note.content": "\n".join(receipt.notes), "tutelage.sent": "all"}
         tracking.tags(run, tags)
         status = {"failed": "FAILED", "interrupted": "KILLED"}.get(end["status"], "FINISHED")
-        tracking.close(run, status, start + round(seconds * 1000))
+        until = start + round((receipt.seconds if receipt is not None else 0.0) * 1000)
+        tracking.close(run, status, millis(end["at"]) if "at" in end and end["status"] != "reused" else until)
         return run
 
     def _send_cut(self, node: Node) -> str:
@@ -316,6 +317,13 @@ class Recording:
         context = "evaluation" if node.kind == "evaluate" else "training"
         read = [i for i in dict.fromkeys(node.inputs.values()) if i in versions]
         return [{**versions[i], "context": context} for i in read]
+
+    def _send_datasets(self) -> None:
+        """Name the data versions again: those that were published only after a node had been sent."""
+        for node in self.plan:
+            run = self._sent.get(self.execution, f"node:{node.id}")
+            if run is not None:
+                self._stores.tracking().datasets(run, self._used(node))
 
     def _send_live(self) -> None:
         """Send what nodes that run have measured so far; whatever fails is sent with the node."""
@@ -374,54 +382,6 @@ class Recording:
                     tracking.file(run, best[0], "report")
         tracking.tags(run, tags)
         tracking.close(run, "KILLED" if code is None else _ENDS.get(code, "FAILED"), at)
-
-
-def summary_vector(
-    state: State, plan: Plan, receipts: dict[str, NodeReceipt], ends: dict[str, dict[str, Any]], hours: float
-) -> dict[str, float]:
-    """Return the numbers that every execution of a program has: success by set, gates, cost, nodes, hours."""
-    gates = {n.id: gate_record(state, receipts[n.id].run_key) for n in plan if n.kind == "gate" and n.id in receipts}
-    chosen = next((g["candidate"] for g in gates.values() if g.get("candidate")), plan.stages[-1])
-    vector: dict[str, float] = {"hours": hours}
-    for node in plan:
-        if node.kind == "evaluate" and node.id.split(".")[1] == chosen and node.id in receipts:
-            name = ".".join(node.id.split(".")[2:])
-            vector |= {f"{k}.{name}": v for k, v in receipts[node.id].metrics.items() if v is not None}
-    for gate, record in gates.items():
-        answers = {"pass": 1.0, "already_promoted": 1.0, "fail": -1.0}
-        vector[gate] = answers.get(record.get("answer", ""), 0.0)
-    ran = [n for n, e in ends.items() if e["status"] in _RAN]
-    for cost in ("rollouts", "tokens", "steps"):
-        vector[f"cost.{cost}"] = float(sum(receipts[n].cost.get(cost, 0.0) for n in ran if n in receipts))
-    vector["nodes.run"] = float(len(ran))
-    vector["nodes.reused"] = float(sum(e["status"] == "reused" for e in ends.values()))
-    return vector
-
-
-def stage_points(plan: Plan, receipts: dict[str, NodeReceipt], at: int) -> list[tuple[str, float, int, int]]:
-    """Return success by set over the stages: step 0 is the untouched policy, then one step a stage."""
-    points: list[tuple[str, float, int, int]] = []
-    for node in plan:
-        if node.kind != "evaluate" or node.id not in receipts:
-            continue
-        _, policy, *rest = node.id.split(".")
-        order = ["init", *plan.stages]
-        if policy in order:
-            for name in ("success", "success_greedy"):
-                if (value := receipts[node.id].metrics.get(name)) is not None:
-                    points.append((f"by_stage.{name}.{'.'.join(rest)}", value, at, order.index(policy)))
-    return points
-
-
-def _semantic(plan: Plan) -> dict[str, Any]:
-    """Return what a reader wants to compare of a whole program: each stage's algorithm and the policy."""
-    chosen: dict[str, Any] = {}
-    for node in plan:
-        if node.kind.startswith("train.") and "algorithm" in node.params:
-            chosen[node.id] = node.params["algorithm"]
-        if node.kind == "policy.init":
-            chosen["policy"] = node.params.get("policy", {})
-    return chosen
 
 
 def _group(node: Node) -> str:

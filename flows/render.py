@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +15,14 @@ _STYLES = {
     "reused": "green", "run": "bold", "maybe": "dim", "resume": "yellow",
     "held": "magenta", "gate_failed": "red", "blocked": "red",
 }  # fmt: skip
+
+
+def console() -> Console:
+    """Return a console for tables; wide enough for them where the output is no terminal."""
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out.width = 140
+    return out
 
 
 def plan_json(plan: Plan, found: Mapping[str, Status], powers: Sequence[GatePower], against: PlanDiff | None) -> Json:
@@ -66,7 +74,9 @@ def count(value: float) -> str:
 
 def plan_view(plan: Plan, found: Mapping[str, Status], powers: Sequence[GatePower]) -> RenderableType:
     """Return a plan as tables."""
-    parts: list[RenderableType] = [_nodes(plan, found), _total_line(plan, found), _losses(plan), _memory(plan, found)]
+    parts: list[RenderableType] = [_nodes(plan, found), _total_line(plan, found), _losses(plan)]
+    if (memory := _memory(plan, found)).row_count:
+        parts.append(memory)
     if powers:
         parts.append(_gates(powers))
     if plan.resolution["reused"]:
@@ -148,7 +158,8 @@ def diff_view(against: PlanDiff, name: str) -> RenderableType:
     for node, changes in against.changed.items():
         table.add_row(Text(node), Text("\n".join(str(c) for c in changes)))
     for node, inputs in against.moved.items():
-        table.add_row(Text(node), Text(f"input {', '.join(inputs)} changed", style="dim"))
+        more = f" and {len(inputs) - 3} more" if len(inputs) > 3 else ""
+        table.add_row(Text(node), Text(f"input {', '.join(inputs[:3])}{more} changed", style="dim"))
     for node in against.added:
         table.add_row(Text(node), Text("added", style="green"))
     for node in against.removed:

@@ -6,7 +6,6 @@ once per program text: an unchanged program keeps what they meant at its last ru
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re

@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,12 +144,12 @@ def start(home: Path, name: str, *, port: int | None = None, keep: bool = False)
     return Use(home, name, found.url, ours=True)
 
 
-def down(home: Path) -> list[str]:
-    """End what `up` keeps and nothing else; return sentences about what was done."""
+def down(home: Path, names: Collection[str] | None = None) -> list[str]:
+    """End what `up` keeps (of `names`, where given) and nothing else; return sentences about what was done."""
     said: list[str] = []
     with _locked(home):
         for found in reversed(list(records(home))):
-            if not found.kept:
+            if not found.kept or (names is not None and found.name not in names):
                 continue
             found.kept = False
             found.owners = [o for o in found.owners if o.alive]

@@ -20,11 +20,14 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Shares = Annotated[tuple[Share, Share], Field(strict=False)]
 """Two shares, written as a list."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=64)]
-SetName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*(\.(demonstrations|train|golden|hidden))?$", max_length=79)]
+SetName = Annotated[
+    str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*(\.(demonstrations|train|golden|hidden))?$", max_length=79)
+]
 """A data set's name, or `<environment>.train` and so on for a set that every environment has without being declared."""
 
 
 class Spec(BaseModel):
     """A frozen piece of a program; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    """A validator is built when its class is first used: `tutelage check` needs one and not thirty."""

@@ -10,7 +10,6 @@ Role = Literal["train", "golden", "hidden", "regression", "general", "ood"]
 Split = Literal["train", "golden", "hidden", "audit"]
 
 
-
 def _condition(text: str) -> str:
     """Refuse a filter that `specs.when` cannot read."""
     from specs import when

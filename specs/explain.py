@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from specs.base import Spec
-from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, nearest, position_of
+from specs.positions import KeyPath, Mistake, Position, as_map, did_you_mean, listed, nearest, position_of
 from specs.shapes import Place, describe, fields_of, homes, is_spec, locate, members, tag_of
 
 _HOME_LIMIT = 3
@@ -62,7 +62,7 @@ def _place_of(root: type[Spec], data: Any, path: KeyPath) -> Place:
 
 def _label(alternatives: list[Any], value: Any) -> str:
     tagged = tag_of(alternatives)
-    return str(cast(dict[str, Any], value).get(tagged[0])) if tagged and isinstance(value, dict) else ""
+    return str(cast(dict[str, Any], value).get(tagged[0], "")) if tagged and isinstance(value, dict) else ""
 
 
 def _sentence(place: Place, error: Mapping[str, Any]) -> tuple[KeyPath, str]:
@@ -77,7 +77,10 @@ def _sentence(place: Place, error: Mapping[str, Any]) -> tuple[KeyPath, str]:
         return place.path, said
     if kind == "too_short":
         least = context.get("min_length")
-        return place.path, f"found {shown(place.value)}, expected at least {least} {'entry' if least == 1 else 'entries'}"
+        return (
+            place.path,
+            f"found {shown(place.value)}, expected at least {least} {'entry' if least == 1 else 'entries'}",
+        )
     if kind == "too_long":
         return place.path, f"found {len(place.value)} entries, expected at most {context.get('max_length')}"
     if tuple(error["loc"])[-1:] == ("[key]",):
@@ -110,7 +113,7 @@ def _wrong_tag(place: Place) -> tuple[KeyPath, str]:
     tagged = tag_of(members(place.shape))
     assert tagged is not None, "a tag error comes from a union of specs with tags"
     tag, known = tagged
-    written = cast(dict[str, Any], place.value) if isinstance(place.value, dict) else {}
+    written = as_map(place.value) or {}
     if tag not in written:
         near = next((k for k in written if nearest(k, [tag])), None)
         found = f"found {near}, expected {tag}" if near else f"{tag} is missing, expected {tag}"

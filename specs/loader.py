@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from specs.errors import ProgramError
 from specs.explain import explain
 from specs.overrides import apply_settings, read_file, with_base
-from specs.positions import KeyPath, Mistake, Position, InvalidProgramError, path_text, position_of
+from specs.positions import InvalidProgramError, KeyPath, Mistake, Position, as_map, path_text, position_of
 from specs.program import Program
 from specs.reader import Document
 from specs.redaction import REFERENCE, Redactor, written_secrets
@@ -89,7 +89,7 @@ def load_program(path: str | Path, overrides: Sequence[str] = ()) -> LoadedProgr
     except ProgramError as e:  # the base: what is wrong with the program itself is told as well
         raise _refused(document, getattr(e, "mistakes", None) or [_as_mistake(document, e)]) from None
     apply_settings(document, overrides)
-    if not isinstance(document.data, dict):
+    if as_map(document.data) is None:
         raise _refused(document, [_at_top(document)])
     references = _references(document)
     _secrets(document)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from specs.errors import ProgramError
-from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, path_text, position_of
+from specs.positions import KeyPath, Mistake, Position, as_map, did_you_mean, listed, path_text, position_of
 from specs.reader import Document, read_yaml
 
 _TAGS = ("kind", "type")
@@ -35,7 +35,7 @@ def with_base(document: Document, path: Path) -> tuple[Document, list[Path]]:
     Maps are merged key by key; lists and values replace. A map whose `kind` or `type` differs replaces too,
     because the keys of one kind mean nothing to another.
     """
-    data = document.data
+    data: Any = document.data
     if not isinstance(data, dict) or "extends" not in data:
         return document, [path]
     own = cast(Map, data)
@@ -47,7 +47,7 @@ def with_base(document: Document, path: Path) -> tuple[Document, list[Path]]:
         return Document(document.file, rest, document.positions, document.mistakes), [path]
     base_path = path.parent / named
     base = read_file(base_path, at=at)
-    if not isinstance(base.data, dict):
+    if as_map(base.data) is None:
         base.mistakes.append(Mistake(position_of((), base.positions), (), "found no map, expected a program"))
         base.data = {}
     below = cast(Map, base.data)
@@ -66,7 +66,7 @@ def _merge(base: Any, top: Any, path: KeyPath, positions: dict[KeyPath, Position
     if not (isinstance(base, dict) and isinstance(top, dict)) or _other_kind(cast(Map, base), cast(Map, top)):
         for known in [p for p in positions if p[: len(path)] == path]:
             del positions[known]
-        return top
+        return cast(Any, top)
     below, above = cast(Map, base), cast(Map, top)
     merged = dict(below)
     for key, value in above.items():
@@ -126,14 +126,15 @@ def _parse(document: Document, text: str) -> _Setting | None:
 
 def _put(data: Any, setting: _Setting) -> KeyPath:
     """Write the value where the words lead and return the path."""
-    place, path, words = data, cast(KeyPath, ()), list(setting.words)
+    place: Any = data
+    path, words = cast(KeyPath, ()), list(setting.words)
     while True:
         key = _next_key(place, path, words)
         path = (*path, key)
         if not words:
             place[key] = setting.value
             return path
-        if isinstance(place, dict) and cast(Map, place).get(key) is None:
+        if isinstance(key, str) and cast(Map, place).get(key) is None:
             place[key] = {}
         place = place[key]
 
@@ -149,7 +150,9 @@ def _next_key(place: Any, path: KeyPath, words: list[str]) -> str | int:
         return word
     if isinstance(place, list):
         return _item(cast(list[Any], place), path, word)
-    raise _RefusedError(f"{path_text(path) or 'the program'} is no map, so it has no {word}; set {path_text(path)} itself")
+    raise _RefusedError(
+        f"{path_text(path) or 'the program'} is no map, so it has no {word}; set {path_text(path)} itself"
+    )
 
 
 def _item(items: list[Any], path: KeyPath, word: str) -> int:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 from specs.errors import ProgramError
 
@@ -49,6 +49,11 @@ class InvalidProgramError(ProgramError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (self.mistakes,))
+
+
+def as_map(value: object) -> dict[str, Any] | None:
+    """Return the value where it is a map."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def path_text(path: KeyPath) -> str:

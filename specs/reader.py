@@ -7,7 +7,7 @@ Merge keys (`<<: *name`) work and a local key overrides a merged one. Mistakes a
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -57,7 +57,7 @@ class Document:
     file: str
     data: Any
     positions: dict[KeyPath, Position]
-    mistakes: list[Mistake] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list[Mistake])
 
 
 def read_yaml(content: bytes, file: str, *, position: Position | None = None) -> Document:
@@ -106,7 +106,7 @@ class _Reader:
     def compose(self, text: str) -> Any:
         """Return the root node, or None for an empty document."""
         try:
-            return yaml.compose(text, Loader=_Composer)
+            return cast(Any, yaml).compose(text, Loader=_Composer)
         except yaml.MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
             raise self.error(mark.line if mark else 0, mark.column if mark else 0, _problem(e)) from None

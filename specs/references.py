@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from specs.algorithms import GRPO, SFT
 from specs.data import Demonstrations, ProblemFile, Problems
-from specs.environments import BFCL, OrderDesk
+from specs.dominance import dominance
+from specs.environments import BFCL, EVENTS, OrderDesk, OrderType
 from specs.gates import Gate, Requirement
 from specs.implicit import SIZES, expanded
 from specs.policy import ScratchPolicy
@@ -14,6 +15,7 @@ from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, po
 from specs.program import Program
 from specs.redaction import REFERENCE
 from specs.stages import Stage
+from specs.verifiers import ToolTrace
 
 __all__ = ["check", "expanded"]
 
@@ -65,9 +67,7 @@ class _Checks:
             seen.add(name)
 
 
-def check(
-    program: Program, positions: Mapping[KeyPath, Position], folder: Path
-) -> tuple[list[Mistake], list[Mistake]]:
+def check(program: Program, positions: Mapping[KeyPath, Position], folder: Path) -> tuple[list[Mistake], list[Mistake]]:
     """Return mistakes and warnings of an expanded program; `folder` is where its relative paths start."""
     checks = _Checks(program, positions, folder)
     for part in _PARTS:
@@ -80,7 +80,9 @@ def _policy(c: _Checks) -> None:
     path = ("policy", "init")
     if isinstance(init, ScratchPolicy):
         if init.hidden_size % init.heads or (init.hidden_size // init.heads) % 2:
-            c.wrong((*path, "hidden_size"), f"found {init.hidden_size} for {init.heads} heads, expected an even multiple")
+            c.wrong(
+                (*path, "hidden_size"), f"found {init.hidden_size} for {init.heads} heads, expected an even multiple"
+            )
         if init.heads % init.kv_heads:
             c.wrong((*path, "kv_heads"), f"found {init.kv_heads}, expected a divisor of heads ({init.heads})")
         name, at = init.tokenizer.train_on, (*path, "tokenizer", "train_on")
@@ -122,17 +124,24 @@ def _demonstrations(c: _Checks, path: KeyPath, source: Demonstrations) -> None:
     spec = c.program.environments[source.environment]
     by = "clerk" if isinstance(spec, OrderDesk) else "gold"
     if source.by != by:
-        c.wrong((*path, "by"), f"found {source.by}, but an environment of kind {spec.kind} has only {by}; write by: {by}")
+        c.wrong(
+            (*path, "by"), f"found {source.by}, but an environment of kind {spec.kind} has only {by}; write by: {by}"
+        )
     if source.split != "train":
         text = f"found {source.split}, but demonstrations train; expected train, so that evaluation stays unseen"
         c.wrong((*path, "split"), text)
+    types = get_args(OrderType) if isinstance(spec, OrderDesk) else spec.categories
+    for i, name in enumerate(source.spoil.types or ()):
+        c.known((*path, "spoil", "types", i), name, types, f"a problem type of {source.environment}")
 
 
 def _file(c: _Checks, path: KeyPath, source: ProblemFile) -> None:
     if REFERENCE.search(source.path):
         return
     if "\0" in source.path or not (c.folder / source.path).is_file():
-        c.wrong((*path, "path"), f"no such file: {source.path} (looked in {c.folder}); expected a JSONL file of problems")
+        c.wrong(
+            (*path, "path"), f"no such file: {source.path} (looked in {c.folder}); expected a JSONL file of problems"
+        )
 
 
 def _verifiers(c: _Checks) -> None:
@@ -152,10 +161,27 @@ def _verifiers(c: _Checks) -> None:
     for name in names:
         if name not in (*reward.must, *reward.outcome, *reward.soft):
             c.odd(("verifiers", name), "is no part of the reward: it is recorded and decides nothing")
+    _dominance(c)
+    _forbidden(c)
     if bool(reward.process_cap) != bool(reward.process_per_call):
         other = "process_per_call" if reward.process_cap else "process_cap"
         written = "process_cap" if reward.process_cap else "process_per_call"
         c.wrong(("reward", written), f"has no effect while {other} is 0; set both or neither")
+
+
+def _dominance(c: _Checks) -> None:
+    """Report a reward under which a failure can earn as much as a success."""
+    if c.program.reward.outcome:
+        proof = dominance(c.program.reward, max(e.max_turns for e in c.program.environments.values()))
+        if not proof.holds:
+            c.wrong(("reward",), f"{proof.text}; expected every success to earn more than every failure")
+
+
+def _forbidden(c: _Checks) -> None:
+    events = dict.fromkeys(event for e in c.program.environments.values() for event in EVENTS[e.kind])
+    for name, verifier in c.program.verifiers.items():
+        for i, event in enumerate(verifier.forbid if isinstance(verifier, ToolTrace) else ()):
+            c.known(("verifiers", name, "forbid", i), event, events, "an event of an environment")
 
 
 def _stages(c: _Checks) -> None:
@@ -187,7 +213,9 @@ def _unread(c: _Checks, path: KeyPath, stage: Stage) -> None:
             if getattr(stage, key) != Stage.model_fields[key].default:
                 c.wrong((*path, key), f"is not read by {stage.algorithm.type}; only grpo has a preflight")
     elif stage.else_first is None and stage.tries > 1:
-        c.wrong((*path, "tries"), "has no effect without else_first; write what to run first, for example else_first: rft")
+        c.wrong(
+            (*path, "tries"), "has no effect without else_first; write what to run first, for example else_first: rft"
+        )
 
 
 def _stage_data(c: _Checks, path: KeyPath, stage: Stage) -> None:
@@ -209,7 +237,9 @@ def _stage_data(c: _Checks, path: KeyPath, stage: Stage) -> None:
         elif source.role != "train":
             c.wrong(here, f"found {name}, whose role is {source.role}: it judges policies and never trains them")
         elif isinstance(source, Problems) and source.split in _NOT_TRAINED:
-            c.wrong(here, f"found {name}, drawn from the split {source.split}, which never trains; expected split: train")
+            c.wrong(
+                here, f"found {name}, drawn from the split {source.split}, which never trains; expected split: train"
+            )
         elif name in evaluated:
             c.wrong(here, f"found {name}, which {evaluated[name]} asks as well; what trains cannot judge")
 

@@ -144,7 +144,7 @@ def _labelled(label: str, shape: Shape) -> bool:
     origin = get_origin(shape.type)
     if is_spec(shape.type):
         return label.endswith(shape.type.__name__) or shape.type.__name__ in label
-    word = {list: "list", tuple: "tuple", dict: "dict", Literal: "literal"}.get(cast(Any, origin), "str")
+    word = {list: "list", tuple: "tuple", dict: "dict", Literal: "literal"}.get(origin, "str")
     return label.startswith(word) or f"-{word}" in label or (word == "str" and "str" in label)
 
 
@@ -170,7 +170,12 @@ def describe(shape: Shape) -> str:
 
 
 def _plural(text: str) -> str:
-    for one, many in (("a map", "maps"), ("a name", "names"), ("a number", "numbers"), ("a whole number", "whole numbers")):
+    for one, many in (
+        ("a map", "maps"),
+        ("a name", "names"),
+        ("a number", "numbers"),
+        ("a whole number", "whole numbers"),
+    ):
         if text.startswith(one):
             return many + text.removeprefix(one)
     return text

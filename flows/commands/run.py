@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 from flows.compile import compile as compile_program
 from flows.drive import Finish, Request, drive
 from flows.leases import driver_lease
-from flows.nodes import Plan, plan_from
+from flows.nodes import Plan
 from flows.plan import load as load_plan
 from flows.plan import same, statuses
+from flows.prepare import last_plan
 from flows.reconcile import reconcile
 from flows.resolve import resolve
 from flows.state import State, find_home
 from specs.errors import OutOfDateError, ProgramError, StateError
 
 if TYPE_CHECKING:
-    from specs.loader import Loaded
+    from specs.loader import LoadedProgram
 
 EXAMPLES = {
     "run": "tutelage run specs/programs/quickstart.yaml",
@@ -101,10 +102,10 @@ def _last_options(state: State, file: str | None) -> dict[str, Any]:
     raise StateError(f"{state.home}: no program was run here yet; start one with `{EXAMPLES['run']}`")
 
 
-def _load(options: dict[str, Any]) -> "Loaded":
-    from specs.loader import load
+def _load(options: dict[str, Any]) -> "LoadedProgram":
+    from specs.loader import load_program
 
-    loaded = load(Path(options["file"]), options["set"] or [])
+    loaded = load_program(options["file"], options["set"] or [])
     if options["smoke"]:
         from flows.smoke import smoke
 
@@ -112,7 +113,7 @@ def _load(options: dict[str, Any]) -> "Loaded":
     return loaded
 
 
-def _plan(loaded: "Loaded", state: State, options: dict[str, Any]) -> Plan:
+def _plan(loaded: "LoadedProgram", state: State, options: dict[str, Any]) -> Plan:
     resolution = resolve(loaded, state_view=state, refresh=bool(options["refresh"]))
     plan = compile_program(loaded.program, resolution)
     if options["plan"] is not None:
@@ -148,11 +149,10 @@ def _relative(path: str) -> str:
 
 def _say_why(plan: Plan, state: State, name: str) -> None:
     """Say, before anything starts, why nodes run that ran before."""
-    record = state.last(name)
-    before = state.plan(record.plan) if record is not None else None
+    before = last_plan(state, name)
     if before is None:
         return
-    for node, status in statuses(plan, state, plan_from(before)).items():
+    for node, status in statuses(plan, state, before).items():
         if status.status in ("run", "resume") and status.reason:
             print(f"{node}: {status}", file=sys.stderr)
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from flows.nodes import plan_from
+from flows.prepare import last_plan
 from flows.state import RunRecord, State, find_home
 from flows.summary import summary, view
 from specs.errors import StateError
@@ -22,9 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the state of the last run; return 0 whatever it is."""
     state = State(find_home())
     record = last_record(state, args.program)
-    stored = state.plan(record.plan)
-    plan = plan_from(stored) if stored is not None else None
-    data = summary(state, record, plan, f"tutelage resume {record.file}")
+    data = summary(state, record, last_plan(state, record.program), f"tutelage resume {record.file}")
     data["notes"] = list(dict.fromkeys(state.damage))
     if args.json:
         print(json.dumps(data, allow_nan=False))

@@ -5,7 +5,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from flows.work.jsonl import read_problems
 from specs.data import Apart, Demonstrations, ProblemFile, Problems
 from specs.environments import Environment as EnvironmentSpec
 from specs.errors import DataError, Interrupted, ProgramError
-from specs.records import Demonstration, Problem, to_dict
+from specs.records import Demonstration, Problem
 from tasks.episodes.environments import environment_for
 from tasks.evidence.apart import Hit, find_overlaps
 from tasks.protocols import Environment
@@ -47,7 +47,7 @@ def demonstrations(node: NodeContext) -> Outcome:
                 f"{node.id}: the demonstrations of environment {source.environment} are made by {made[-1].by!r}, "
                 f"not by {source.by!r}; write by: {made[-1].by}"
             )
-    _write(node.out, (to_dict(d) for d in made))
+    _write(node.out, made)
     spoiled, wrong = sum(d.spoiled for d in made), sum(not solves(d) for d in made)
     summary = {**_counts([d.problem for d in made]), "spoiled": spoiled, "wrong": wrong}
     return _outcome(node, summary, environment)
@@ -62,7 +62,7 @@ def problems(node: NodeContext) -> Outcome:
         drawn, rejected = environment.problems(source.split, source.size, seed), 0
     else:
         drawn, rejected = _draw_where(node.id, environment, source, source.where, seed)
-    _write(node.out, (to_dict(p) for p in drawn))
+    _write(node.out, drawn)
     return _outcome(node, {**_counts(drawn), "rejected": rejected}, environment)
 
 
@@ -78,7 +78,7 @@ def problem_file(node: NodeContext) -> Outcome:
     kept = found if source.where is None else _kept(source.where, found)
     if not kept:
         raise DataError(f"{node.id}: `where` keeps none of the {len(found)} problems of {path.name}; loosen it")
-    _write(node.out, (to_dict(p) for p in kept))
+    _write(node.out, kept)
     return _outcome(node, {**_counts(kept), "rejected": len(found) - len(kept)}, environment)
 
 
@@ -187,20 +187,23 @@ def _draw_where(
 
 
 def _openable(environment: Environment, problem: Problem, where: str) -> None:
-    """Refuse a problem whose world the environment cannot build."""
+    """Refuse a problem whose world or tools the environment cannot use."""
     try:
         environment.open(problem, 0).close()
-    except (KeyError, TypeError, ValueError, AttributeError, LookupError) as e:
-        raise DataError(
-            f"{where}: the world of problem {problem.id!r} cannot be opened by environment {problem.environment} "
-            f"({type(e).__name__}: {e}); give `world` the form that the environment's own problems have"
-        ) from e
+        environment.tools(problem)
+    except DataError as e:
+        raise DataError(f"{where}: {e}") from e
 
 
-def _write(out: Path, records: Iterable[dict[str, Any]]) -> None:
+def _fields(record: Any) -> dict[str, Any]:
+    """Return a record's fields as they are: what `to_dict` gives, without the copies."""
+    return {f.name: getattr(record, f.name) for f in fields(record)}
+
+
+def _write(out: Path, records: Iterable[Problem | Demonstration]) -> None:
     with (out / "records.jsonl").open("w", encoding="utf-8") as f:
         for record in records:
-            f.write(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n")
+            f.write(json.dumps(record, default=_fields, allow_nan=False, separators=(",", ":")) + "\n")
 
 
 def _counts(drawn: Sequence[Problem]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _evaluations(found: _Inputs) -> dict[tuple[str, str], Evaluated]:
     """Return (policy, set) -> evaluation, by node ids `eval.<policy>.<set>`."""
     evaluations: dict[tuple[str, str], Evaluated] = {}
     for name, folder in found.nodes.items():
-        parts = name.split(".")
+        parts = name.split(".", 2)  # a set's name may have a dot, a policy's has none
         if len(parts) != 3 or parts[0] != "eval":
             continue
         result = try_evaluation(folder)

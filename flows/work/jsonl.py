@@ -80,6 +80,8 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _problem(where: str, record: dict[str, Any], environment: str) -> Problem:
+    if record.get("tools", 0) is None:  # what a problem without tools of its own is written as
+        record = {k: v for k, v in record.items() if k != "tools"}
     for key, value in record.items():
         if key not in _FIELDS:
             raise DataError(f"{where}: unknown field {key!r}; expected some of {', '.join(_FIELDS)}")

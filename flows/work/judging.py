@@ -26,7 +26,9 @@ HEADLINE = ("success", "success_greedy", "reward", "tool_success", "invalid_call
 def read_problems(path: Path) -> list[Problem]:
     """Return the problems of a `records.jsonl`. DataError names the line that cannot be used."""
     problems: list[Problem] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
         try:
             problems.append(problem_from(parse(line)))
         except (ValueError, TypeError) as e:
@@ -145,7 +147,7 @@ def _evidence(node: NodeContext) -> Evidence:
         baseline=baseline,
         baseline_name=name or "baseline",
         champion_digest=champion.get("digest"),
-        look=int(params.get("look") or 1),
+        asked=list(params.get("asked") or ()),
     )
 
 

@@ -19,7 +19,7 @@ from tasks.policy.llama import KVCache, Llama
 from tasks.policy.store import DTYPES, LoadedPolicy, Precision
 from tasks.protocols import Completion, SampleRequest
 
-_DROP_FROM = 0.8
+_DROP_FROM = 0.65
 """Finished sequences leave the batch when at most this share of it goes on."""
 _ROUND = 16
 """Cache lengths are rounded up to this."""
@@ -214,10 +214,11 @@ class LocalSampler:
             if alive <= _DROP_FROM * size:
                 holes = [i for i in range(alive) if not rows[i].going]
                 movers = [i for i in range(alive, size) if rows[i].going]
-                cache.swap(torch.tensor(holes), torch.tensor(movers), max(len(r.ids) for r in rows[:size]))
+                if holes:
+                    cache.swap(torch.tensor(holes), torch.tensor(movers), max(len(r.ids) for r in rows[:size]))
+                    temperatures[holes], noise[holes] = temperatures[movers], noise[movers]
                 for one, other in zip(holes, movers, strict=True):
                     rows[one], rows[other] = rows[other], rows[one]
-                temperatures[holes], noise[holes] = temperatures[movers], noise[movers]
                 size = alive
             at = [len(r.ids) - 1 for r in rows[:size]]
             ids = torch.tensor([[r.ids[-1]] for r in rows[:size]], device=device)

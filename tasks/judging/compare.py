@@ -104,7 +104,7 @@ def compare(first: Evaluated, second: Evaluated, confidence: float = 0.95) -> di
 def text(comparison: dict[str, Any]) -> str:
     """Return a comparison as a plain text table with the problems that changed."""
     head = ("metric", "a", "b", "effect", "interval", "p", "better", "worse", "pairs")
-    lines = [head]
+    lines: list[tuple[str, ...]] = [head]
     lines += [
         (
             r["metric"], f"{r['a']['value']:.4f}", f"{r['b']['value']:.4f}", f"{r['effect']:+.4f}",

@@ -31,7 +31,12 @@ class Evidence:
     """Set -> evaluation; None where there is no baseline yet."""
     baseline_name: str = "champion"
     champion_digest: str | None = None
-    look: int = 1
+    asked: list[str] = field(default_factory=list)
+    """Digests of the policies that gates asked these sets about before, in order; each is a look."""
+
+    def look(self, digest: str | None) -> int:
+        """Return which look at the sets this is, from 1; asking about the same policy again is the same look."""
+        return (self.asked.index(digest) if digest in self.asked else len(self.asked)) + 1
 
 
 @dataclass(slots=True)
@@ -52,6 +57,8 @@ class GateRecord:
     rows: list[Row] = field(default_factory=list)
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Set -> problems that the candidate newly solves or newly breaks against the baseline."""
+    seeds: dict[str, int | None] = field(default_factory=dict)
+    """Set -> seed of the candidate's rollouts; None where the evaluation names none."""
     notes: list[str] = field(default_factory=list)
     text: str = ""
 
@@ -93,18 +100,21 @@ def decide(gate: Gate, name: str, evidence: Evidence) -> GateRecord:
     else:
         stage = next(iter(evidence.candidates), None)
     sets = evidence.candidates.get(stage, {}) if stage is not None else {}
+    digest = _digest(sets)
+    look = evidence.look(digest)
     record = GateRecord(
         gate=name,
         answer="inconclusive",
         sentence="",
         candidate=stage,
-        candidate_digest=_digest(sets),
+        candidate_digest=digest,
         baseline=evidence.baseline_name if evidence.baseline is not None else None,
         baseline_digest=_digest(evidence.baseline or {}),
         alpha=gate.alpha,
-        look=evidence.look,
+        look=look,
         looks=gate.looks,
-        alpha_of_look=spend(gate.alpha, gate.looks, evidence.look),
+        alpha_of_look=spend(gate.alpha, gate.looks, look),
+        seeds={s: e.metrics.get("seed") for s, e in sets.items() if isinstance(e, Evaluated)},
         notes=notes,
     )
     _answer(record, gate, evidence, sets, choices)
@@ -128,7 +138,7 @@ def _answer(
         record.answer = "already_promoted"
         record.sentence = f"{record.candidate} already is the champion ({record.candidate_digest[:12]})"
         return
-    if evidence.look > gate.looks:
+    if record.look > gate.looks:
         record.sentence = (
             f"the sets were asked {gate.looks} times, as often as declared, and are used up; "
             "draw new ones (another seed) or declare more looks"
@@ -223,7 +233,7 @@ def _number(value: float | None, form: str = ".4f") -> str:
 def table(record: GateRecord) -> str:
     """Return the record as a plain text table with its sentences."""
     head = ("requirement", "value", "baseline", "effect", "interval", "p", "level", "n", "answer")
-    lines = [head]
+    lines: list[tuple[str, ...]] = [head]
     for r in record.rows:
         interval = "-" if r.interval is None else f"[{r.interval[0]:.4f}, {r.interval[1]:.4f}]"
         lines.append((
@@ -234,6 +244,8 @@ def table(record: GateRecord) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     body = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     spent = f"look {record.look} of {record.looks}, alpha {record.alpha_of_look:.4g} of {record.alpha:g}"
+    seeds = ", ".join(f"{s} {seed}" for s, seed in record.seeds.items() if seed is not None)
+    spent += f", seeds: {seeds}" if seeds else ""
     answer = record.answer.replace("_", " ")
     first = f"gate {record.gate}: {answer} (candidate {record.candidate or '-'}, baseline {record.baseline or '-'}, {spent})"
     parts = [first, *(body if record.rows else []), record.sentence, *(f"note: {n}" for n in record.notes)]

@@ -1,65 +1,86 @@
-"""Muon: momentum whose matrix updates are made orthogonal by a Newton-Schulz iteration.
+"""Muon: momentum whose matrices are orthogonalised by a Newton-Schulz iteration.
 
-Jordan et al. 2024; scaled as AdamW is (Liu et al. 2025, arXiv:2502.16982: 0.2 * sqrt(max(rows, columns))).
-Why not `torch.optim.Muon`: it iterates in bfloat16, which on a CPU without bfloat16 units is 25 times
-slower than float32; here the iteration is in the parameter's dtype, and matrices of one shape go together.
+The update rule is that of `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` (arXiv:2502.16982). Two things differ:
+the iteration runs in fp32 (torch's bf16 is emulated, and many times slower, on CPUs without it), for all matrices of
+a shape at once; and for oblong matrices it runs on the small Gram matrix: with A = X X^T every iterate is P(A) X for
+a polynomial P, so only P(A) is iterated. K matrices of a shape, M rows, N columns, M <= N.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-_A, _B, _C = 3.4445, -4.7750, 2.0315
-
-
-def orthogonalised(matrices_NRC: Tensor, iterations: int = 5) -> Tensor:
-    """Return N matrices of R rows and C columns with singular values pushed towards 1."""
-    x = matrices_NRC
-    tall = x.shape[-2] > x.shape[-1]
-    if tall:
-        x = x.transpose(-1, -2)
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(iterations):
-        gram = x @ x.transpose(-1, -2)
-        x = _A * x + (_B * gram + _C * gram @ gram) @ x
-    return x.transpose(-1, -2) if tall else x
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+STEPS = 5
+MOMENTUM = 0.95
+_EPS = 1e-7
+_OBLONG = 1.5
+"""Width over height from which the iteration on the Gram matrix is the cheaper one."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for 2-D parameters; learning rates have the size that AdamW's have."""
+    """Nesterov momentum, orthogonalised, at the root-mean-square that AdamW's updates have."""
 
-    def __init__(
-        self, params: Iterable[Tensor], lr: float, *, momentum: float = 0.95, weight_decay: float = 0.0
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.ndim != 2:
-                    raise ValueError(f"Muon treats matrices only, found shape {tuple(p.shape)}")
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        loss = closure() if closure is not None else None
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
-            for p in group["params"]:
-                if p.grad is not None:
-                    by_shape[p.shape].append(p)
-            for shape, params in by_shape.items():
-                updates = orthogonalised(torch.stack([self._momentum(p, group["momentum"]) for p in params]))
-                scale = group["lr"] * 0.2 * max(shape) ** 0.5
-                for p, update in zip(params, updates, strict=True):
-                    p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.add_(update, alpha=-scale)
+            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            for shape, parameters in by_shape.items():
+                updates = orthogonalised(torch.stack([self._momentum(p) for p in parameters]))
+                rate = 0.2 * math.sqrt(max(shape)) * group["lr"]
+                for parameter, update in zip(parameters, updates, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+        return loss
 
-    def _momentum(self, p: Tensor, momentum: float) -> Tensor:
-        """Return the Nesterov-style direction and keep the running mean."""
-        assert p.grad is not None
-        state = self.state[p]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p)
-        buffer = state["momentum_buffer"]
-        buffer.lerp_(p.grad, 1 - momentum)
-        return p.grad.lerp(buffer, momentum)
+    def _momentum(self, parameter: nn.Parameter) -> Tensor:
+        gradient = parameter.grad
+        assert gradient is not None
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        buffer: Tensor = state["momentum_buffer"]
+        buffer.lerp_(gradient, 1 - MOMENTUM)
+        return gradient.lerp(buffer, MOMENTUM)
+
+
+def orthogonalised(matrices_KMN: Tensor) -> Tensor:
+    """Return matrices with the same singular vectors and singular values near 1 (about 0.7 to 1.2)."""
+    tall = matrices_KMN.shape[1] > matrices_KMN.shape[2]
+    x = matrices_KMN.float()
+    x = x.mT if tall else x
+    x = x / x.flatten(1).norm(dim=1).clamp(min=_EPS)[:, None, None]
+    x = _by_gram(x) if x.shape[2] > _OBLONG * x.shape[1] else _directly(x)
+    return (x.mT if tall else x).to(matrices_KMN.dtype)
+
+
+def _directly(x_KMN: Tensor) -> Tensor:
+    a, b, c = COEFFICIENTS
+    for _ in range(STEPS):
+        gram = x_KMN @ x_KMN.mT
+        x_KMN = torch.baddbmm(x_KMN, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x_KMN, beta=a)
+    return x_KMN
+
+
+def _by_gram(x_KMN: Tensor) -> Tensor:
+    a, b, c = COEFFICIENTS
+    gram = x_KMN @ x_KMN.mT
+    product: Tensor | None = None
+    for step in range(STEPS):
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        product = factor if product is None else factor @ product
+        if step < STEPS - 1:
+            gram = factor @ gram @ factor
+    assert product is not None
+    return product @ x_KMN

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from specs.algorithms import Optimizer
+from tasks.learning.muon import Muon
 
 
 def learning_rate_at(spec: Optimizer, step: int, total_steps: int) -> float:
@@ -31,9 +32,7 @@ def optimizers_for(spec: Optimizer, parameters: Iterable[tuple[str, nn.Parameter
         return [_adamw(spec, [p for _, p in named])]
     owned = {id(p) for p in matrices}
     rest = [p for _, p in named if id(p) not in owned]
-    muon = torch.optim.Muon(
-        matrices, lr=spec.learning_rate, weight_decay=spec.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = Muon(matrices, lr=spec.learning_rate, weight_decay=spec.weight_decay)
     return [muon, _adamw(spec, rest)] if rest else [muon]
 
 

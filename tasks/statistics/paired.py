@@ -23,6 +23,9 @@ Side = Literal["two_sided", "better", "worse"]
 EXACT_UP_TO = 3000
 """Pairs up to which the unconditional test is exact; beyond it Tango's score p-value is used."""
 
+SMALL = 100
+"""Pairs up to which the jumps of the p-value are worth looking at."""
+
 
 def mcnemar_exact(b: int, c: int, side: Side = "two_sided") -> float:
     """Return the exact p-value; `better` asks whether b is too many, `worse` whether c is. b + c = 0 gives 1."""
@@ -93,13 +96,13 @@ def _region(b: int, c: int, n: int, difference: float) -> list[int]:
 
 def _probability(most: Sequence[int], n: int, solved: float, broken: float) -> float:
     """Return the probability of the region when shares `solved` and `broken` are true."""
-    spread = 8.5 * math.sqrt(n * solved * (1.0 - solved)) + 6.0
+    spread = 7.0 * math.sqrt(n * solved * (1.0 - solved)) + 8.0
     first, last = max(0, math.floor(n * solved - spread)), min(n, math.ceil(n * solved + spread))
     given = min(1.0, broken / (1.0 - solved)) if solved < 1.0 else 0.0
     return math.fsum(
         weight * binomial_at_most(most[k], n - k, given)
         for k in range(first, last + 1)
-        if most[k] >= 0 and (weight := binomial_pmf(k, n, solved)) > 1e-14
+        if most[k] >= 0 and (weight := binomial_pmf(k, n, solved)) > 1e-12
     )
 
 
@@ -137,16 +140,30 @@ def difference_p(b: int, c: int, n: int, margin: float) -> float:
 def lower_bound(b: int, c: int, n: int, alpha: float = 0.05) -> float:
     """Return the one-sided lower bound of the difference: the largest margin that the exact test still rejects."""
     guess = tango_interval(b, c, n, 1.0 - 2.0 * alpha).low
-    step = 0.25 * ((b - c) / n - guess) + 0.5 / n
+    step = 0.1 * ((b - c) / n - guess) + 0.25 / n
     low = high = guess
-    while low > -1.0 and _p(b, c, n, low) > alpha:
-        high, low = low, max(-1.0, low - step)
-    while high < 1.0 and _p(b, c, n, high) <= alpha:
-        low, high = high, min(1.0, high + step)
-    while high - low > 2e-4:
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if _p(b, c, n, middle) <= alpha else (low, middle)
-    return low
+    below = above = math.log(max(_p(b, c, n, guess), 1e-300) / alpha)
+    while low > -1.0 and below > 0.0:
+        low, step = max(-1.0, low - step), 2.0 * step
+        below = math.log(max(_p(b, c, n, low), 1e-300) / alpha)
+    while high < 1.0 and above <= 0.0:
+        low, below = high, above
+        high, step = min(1.0, high + step), 2.0 * step
+        above = math.log(_p(b, c, n, high) / alpha)
+    even = True
+    while high - low > 2e-4:  # bisection and false position by turns: the p-value has jumps
+        part = 0.5 if even else min(0.9, max(0.1, below / (below - above)))
+        even, middle = not even, low + part * (high - low)
+        found = math.log(max(_p(b, c, n, middle), 1e-300) / alpha)
+        low, below, high, above = (middle, found, high, above) if found <= 0.0 else (low, below, middle, found)
+    return _below_jumps(b, c, n, alpha, low) if n <= SMALL else low
+
+
+def _below_jumps(b: int, c: int, n: int, alpha: float, low: float) -> float:
+    """Go down while any margin just below is not rejected: with few pairs the p-value is not monotone."""
+    places = [low - 0.1 * k / n for k in range(1, 11)]
+    kept = [k for k, margin in enumerate(places) if margin > -1.0 and _p(b, c, n, margin) > alpha]
+    return max(-1.0, places[kept[-1]] - 0.1 / n) if kept else low
 
 
 def _p(b: int, c: int, n: int, margin: float) -> float:

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from flows.context import NodeContext, Outcome
+from flows.context import NodeContext, Outcome, Result
 from specs.errors import Interrupted, TrainingError
 from tasks.files import Ledger, fault_point, replace_dir, write_json
 
@@ -91,9 +91,8 @@ def evaluate(node: NodeContext) -> Outcome:
 def gate(node: NodeContext) -> Outcome:
     answer = node.params.get("answer", "pass")
     (node.out / "gate.json").write_text(json.dumps({"answer": answer, "text": f"gate: {answer}"}))
-    return Outcome(
-        result={"pass": "completed", "fail": "gate_failed", "hold": "held"}[answer], notes=[f"gate: {answer}"]
-    )
+    results: dict[str, Result] = {"pass": "completed", "fail": "gate_failed", "hold": "held"}
+    return Outcome(result=results[answer], notes=[f"gate: {answer}"])
 
 
 def promote(node: NodeContext) -> Outcome:

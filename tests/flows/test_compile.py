@@ -164,7 +164,7 @@ def test_a_node_that_cannot_fit_is_refused_with_the_cheapest_change():
     plan(changed(changed(data, "run.max_memory_gb", 2.0), "run.micro_batch_tokens", 2048))
     with pytest.raises(ProgramError, match="use a smaller policy"):
         plan(changed(data, "run.max_memory_gb", 0.3))
-    with pytest.raises(ProgramError, match="90% of the machine's 1.0 GB"):
+    with pytest.raises(ProgramError, match=r"90% of the machine's 1\.0 GB"):
         compile(program(data), _on(data, 1.0))
 
 
@@ -193,10 +193,19 @@ def test_golden_plan(path: Path):
 
     loaded = load_program(path)
     weights = {"path": "w", "digest": "e" * 64, "stat": "", "shape": _SMOLLM2} if path.stem.startswith("smol") else None
-    found = resolution(loaded.program.model_dump(mode="json", by_alias=True), weights=weights, packages={"bfcl-eval": "1"})
+    found = resolution(
+        loaded.program.model_dump(mode="json", by_alias=True), weights=weights, packages={"bfcl-eval": "1"}
+    )
     made = compile(loaded.program, found)
     told = [
-        {"id": n.id, "kind": n.kind, "inputs": n.inputs, "when": n.when, "passthrough": n.passthrough, "key": n.plan_key}
+        {
+            "id": n.id,
+            "kind": n.kind,
+            "inputs": n.inputs,
+            "when": n.when,
+            "passthrough": n.passthrough,
+            "key": n.plan_key[:16],
+        }
         for n in made
     ]
     golden = GOLDEN / f"{path.stem}.json"

@@ -65,6 +65,7 @@ def test_demonstrations_are_solved_or_spoiled_and_the_same_each_time(make: Make)
 
     assert (out / "records.jsonl").read_bytes() == (again / "records.jsonl").read_bytes()
     assert len(found) == 200
+    assert json.loads(json.dumps([to_dict(d) for d in found])) == records(out)
     assert all(data.solves(d) for d in found if not d.spoiled)
     assert 50 < sum(d.spoiled for d in found) < 100
     assert summary(out)["spoiled"] == sum(d.spoiled for d in found) == outcome.metrics["spoiled"]
@@ -145,10 +146,17 @@ def test_a_problem_file_reads_back_what_was_written(make: Make, tmp_path: Path) 
 
 def test_a_world_that_cannot_be_opened_is_refused_with_its_line(make: Make, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    path.write_text('\n{"id": "1", "text": "x", "expected": {}, "world": {"customers": 3}}\n')
     source = ProblemFile(kind="file", environment="desk", path=str(path))
-    with pytest.raises(DataError, match=r"mine\.jsonl:2: the world of problem '1' cannot be opened"):
-        run_source(make, "a", source)
+    good = environment_for("desk", DESK).problems("hidden", 1, 1)[0]
+    text_for_number = {**good.world, "stock": {"red lamp": "many"}}
+    one_handle_twice = {**good.world, "customers": {"Ada Adler": "10", "Ben Adler": "10"}}
+    for number, world in enumerate([{"customers": 3}, {}, text_for_number, one_handle_twice]):
+        path.write_text("\n" + json.dumps({"id": "1", "text": "x", "expected": {}, "world": world}))
+        with pytest.raises(DataError, match=r"mine\.jsonl:2: the world of problem '1' cannot be opened"):
+            run_source(make, f"bad-{number}", source)
+    path.write_text(json.dumps({"id": "1", "text": "x", "expected": {}, "tools": [{"title": "f"}]}))
+    with pytest.raises(DataError, match=r"mine\.jsonl:1: the tools of problem '1' cannot be used"):
+        run_source(make, "tools", source.model_copy(update={"environment": "tools"}), BFCL(kind="bfcl"))
 
 
 # KP-DATA-01

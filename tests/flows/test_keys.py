@@ -11,7 +11,7 @@ from flows.plan import same, save_bytes
 from tests.flows.programs import SMALL, changed, closure, moved, nodes, plan, resolution
 
 QUICK = settings(
-    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 BASE = plan()
 
@@ -107,7 +107,9 @@ def test_any_changes_together_leave_what_depends_on_none_of_them(choice: list[in
 def test_another_round_keeps_the_rounds_before_it():
     other = plan(changed(SMALL, "stages.1.algorithm.rounds", 3))
     new = {"harvest.collect3", "harvest.fit3"}
-    assert moved(BASE, other) == closure(other, *new, "eval.harvest.golden", "rl.preflight1", "rl.first1.collect1", "rl")
+    assert moved(BASE, other) == closure(
+        other, *new, "eval.harvest.golden", "rl.preflight1", "rl.first1.collect1", "rl"
+    )
 
 
 def test_the_seed_moves_everything_that_is_drawn():

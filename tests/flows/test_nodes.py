@@ -118,8 +118,10 @@ def test_seeds_differ_by_name_and_by_program():
 def test_a_run_key_with_the_same_digests_is_the_same_key():
     made = plan()
     node = made.node("teach")
-    assert content_key(node, {k: "x" for k in node.inputs}) == content_key(node, {k: "x" for k in reversed(node.inputs)})
-    assert content_key(node, {k: "x" for k in node.inputs}) != content_key(node, {k: "y" for k in node.inputs})
+    assert content_key(node, dict.fromkeys(node.inputs, "x")) == content_key(
+        node, dict.fromkeys(reversed(node.inputs), "x")
+    )
+    assert content_key(node, dict.fromkeys(node.inputs, "x")) != content_key(node, dict.fromkeys(node.inputs, "y"))
 
 
 def test_an_unknown_node_is_named_with_what_is_near():

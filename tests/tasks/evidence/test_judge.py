@@ -47,7 +47,7 @@ FULL = Reward(
 )  # fmt: skip
 
 
-def judged(t: Trajectory, reward: Reward = FULL, **scores: float | None) -> Trajectory:
+def judged(t: Trajectory, reward: Reward = FULL, /, **scores: float | None) -> Trajectory:
     judge(t, PROBLEM, says(**scores), reward)
     return t
 

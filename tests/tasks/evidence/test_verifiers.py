@@ -150,7 +150,7 @@ def test_calls_are_compared_by_value_and_type(written: str, reason: str | None) 
         ([1], float("nan"), False),
     ],
 )
-def test_allowed_values(allowed: list[Any], value: Any, equal: bool) -> None:
+def test_allowed_values(allowed: list[Any], value: Any, *, equal: bool) -> None:
     expected = {"name": "f", "arguments": {"x": allowed}, "required": []}
     assert (call_difference({"name": "f", "arguments": {"x": value}}, expected) is None) is equal
 

@@ -90,16 +90,16 @@ def test_no_worse_without_one_changed_problem_needs_149(n: int, expected: str):
 
 
 def test_better_by():
-    new, old = pair(both=300, solved=60, broken=20, neither=70)
+    new, old = pair(both=100, solved=30, broken=6, neither=14)
     assert answer(gate(BETTER), new, old).answer == "pass"
-    assert answer(gate({"set": "hidden", "better_by": 0.07}), new, old).answer == "inconclusive"
-    assert answer(gate({"set": "hidden", "better_by": 0.2}), new, old).answer == "fail"
+    assert answer(gate({"set": "hidden", "better_by": 0.14}), new, old).answer == "inconclusive"
+    assert answer(gate({"set": "hidden", "better_by": 0.3}), new, old).answer == "fail"
     assert answer(gate(BETTER), old, new).answer == "fail"
-    assert answer(gate(BETTER), *pair(300, 21, 20, 70)).answer == "inconclusive"
+    assert answer(gate(BETTER), *pair(100, 11, 10, 29)).answer == "inconclusive"
 
 
 def test_a_lower_rate_is_better_where_lower_is_better():
-    clean, bad = evaluated([1] * 200, digest="c" * 64), evaluated([1] * 200, digest="b" * 64)
+    clean, bad = evaluated([1] * 60, digest="c" * 64), evaluated([1] * 60, digest="b" * 64)
     for r in clean.problems.values():
         r.invalid_calls = 0
     spec = gate({"metric": "invalid_call_rate", "set": "hidden", "better_by": 0.0})
@@ -147,10 +147,14 @@ def test_looks_spend_alpha_and_a_used_up_set_decides_nothing():
     near = evaluated([1] * 370 + [0] * 30)
     spec = gate(LEAST, looks=3)
     assert answer(spec, near).answer == "inconclusive"
-    first = answer(spec, evaluated([1] * 375 + [0] * 25), look=1)
+    first = answer(spec, evaluated([1] * 375 + [0] * 25))
     assert (first.answer, first.look, first.looks) == ("pass", 1, 3)
     assert first.alpha_of_look == pytest.approx(0.0226, abs=1e-4)
-    used = answer(spec, evaluated([1] * 400), look=4)
+    third = answer(spec, evaluated([1] * 380 + [0] * 20), asked=["a" * 64, "b" * 64])
+    assert (third.answer, third.look) == ("pass", 3)
+    again = answer(spec, evaluated([1] * 380 + [0] * 20), asked=["a" * 64, "d" * 64, "b" * 64])
+    assert again.look == 2
+    used = answer(spec, evaluated([1] * 400), asked=["a" * 64, "b" * 64, "c" * 64])
     assert used.answer == "inconclusive"
     assert "used up" in used.sentence
 

@@ -72,10 +72,10 @@ def test_difference_p_equals_brute_force(b: int, c: int, n: int, margin: float):
 
 @pytest.mark.parametrize("margin", [-0.2, -0.05, 0.1])
 def test_difference_test_keeps_its_level(margin: float):
-    n = 15
+    n = 12
     rejected = {(b, c) for b in range(n + 1) for c in range(n + 1 - b) if difference_p(b, c, n, margin) <= 0.05}
-    for step in range(41):
-        broken = max(0.0, -margin) + ((1 - margin) / 2 - max(0.0, -margin)) * step / 40
+    for step in range(21):
+        broken = max(0.0, -margin) + ((1 - margin) / 2 - max(0.0, -margin)) * step / 20
         solved, same = max(0.0, broken + margin), max(0.0, 1 - 2 * broken - margin)
         size = math.fsum(
             math.comb(n, b) * math.comb(n - b, c) * solved**b * broken**c * same ** (n - b - c) for b, c in rejected
@@ -83,7 +83,7 @@ def test_difference_test_keeps_its_level(margin: float):
         assert size <= 0.0502
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(counts)
 def test_bounds_hold_the_estimate_and_mirror(count: tuple[int, int, int]):
     b, c, n = count
@@ -97,7 +97,7 @@ def test_bounds_hold_the_estimate_and_mirror(count: tuple[int, int, int]):
         assert (score.low, score.high) == pytest.approx((low, high), abs=0.1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(counts, st.floats(-0.5, 0.4), st.floats(0.01, 0.3))
 def test_what_is_shown_at_a_margin_is_shown_at_a_wider_one(count: tuple[int, int, int], margin: float, more: float):
     if difference_p(*count, margin) <= 0.05:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from specs.environments import ToolFault
-from specs.errors import RolloutError
+from specs.errors import DataError, RolloutError
 from specs.records import Observation, Problem, ToolCall
 
 LETTERS = ("invoice", "reminder", "welcome", "thanks")
@@ -36,12 +36,12 @@ ARGUMENTS = {
 """Arguments of each tool; every one is needed."""
 
 _SCHEMA = """
-create table customers (handle text primary key, name text not null unique) without rowid;
-create table products (name text primary key, position integer not null) without rowid;
-create table stock (product text primary key, quantity integer not null) without rowid;
+create table customers (handle text primary key, name text not null unique) strict, without rowid;
+create table products (name text primary key, position integer not null) strict, without rowid;
+create table stock (product text primary key, quantity integer not null) strict, without rowid;
 create table orders (id text primary key, customer text not null, product text not null, quantity integer not null,
-                     status text not null, discount integer not null, placed integer not null) without rowid;
-create table mail (id integer primary key, customer text not null, letter text not null);
+                     status text not null, discount integer not null, placed integer not null) strict, without rowid;
+create table mail (id integer primary key, customer text not null, letter text not null) strict;
 """
 _POOL: list[sqlite3.Connection] = []
 _POOL_LIMIT = 512
@@ -84,12 +84,9 @@ class Desk:
     def __init__(
         self, problem: Problem, *, faults: Sequence[ToolFault] = (), seed: int = 0, latency_seconds: float = 0.0
     ) -> None:
-        world = problem.world
         self._faults = [f for f in faults if f.probability > 0]
         self._chance = random.Random(f"{problem.id}/{seed}") if self._faults else None
         self._latency = latency_seconds
-        self._scheduled: dict[str, Any] | None = world.get("timeout")
-        self._next: list[str] = list(world["next"])
         self._refused: set[tuple[str, ...]] = set()
         self._seen: set[str] = set()
         self._sealed: dict[str, Any] | None = None
@@ -97,10 +94,19 @@ class Desk:
         self.done = False
         self.answer: str | None = None
         self._db: sqlite3.Connection | None = _connect()
-        self._fill(self._db, world)
+        try:
+            self._fill(self._db, problem.world)
+        except (sqlite3.Error, LookupError, TypeError, AttributeError, ValueError, OverflowError) as e:
+            self.close()
+            raise DataError(
+                f"the world of problem {problem.id!r} cannot be opened by order_desk ({type(e).__name__}: {e}); "
+                "give `world` the form that the environment's own problems have"
+            ) from e
 
-    @staticmethod
-    def _fill(db: sqlite3.Connection, world: dict[str, Any]) -> None:
+    def _fill(self, db: sqlite3.Connection, world: dict[str, Any]) -> None:
+        """Write the initial state; what is not of the right form raises."""
+        self._next: list[str] = list(world["next"])
+        self._scheduled: dict[str, Any] | None = world.get("timeout")
         db.executemany("insert into customers values (?, ?)", [(h, n) for n, h in world["customers"].items()])
         db.executemany("insert into products values (?, ?)", [(p, i) for i, p in enumerate(world["stock"])])
         db.executemany("insert into stock values (?, ?)", list(world["stock"].items()))

@@ -1,0 +1,163 @@
+"""`tutelage evaluate`: ask any policy a program's set of problems, outside a run. Nothing is promoted, no look is spent."""
+
+import argparse
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from flows import lookup
+from flows.compile import compile as compile_program
+from flows.context import MetricSpool, NodeContext, Outcome
+from flows.durable import replace_dir, temporary
+from flows.nodes import NODE_KINDS, Json, Node, Plan, digest, node_seed
+from flows.resolve import expanded, resolve
+from flows.state import State, find_home
+from specs.errors import ProgramError
+from specs.loader import load_program
+from specs.program import Program
+
+EXAMPLES = {"evaluate": "tutelage evaluate specs/programs/quickstart.yaml --policy champion --set hidden"}
+
+
+def configure(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the arguments."""
+    parser.add_argument("file", help="program file")
+    parser.add_argument("--policy", default="champion", help="champion, previous, vN, a stage, init, or a folder")
+    parser.add_argument("--set", dest="set_name", required=True, metavar="NAME", help="data set of problems")
+    parser.add_argument("--samples", type=int, help="samples of each problem; the program's where left out")
+    parser.add_argument("--temperature", type=float, help="the program's where left out")
+    parser.add_argument("--no-greedy", dest="greedy", action="store_false", help="leave the greedy try out")
+    parser.add_argument("--out", metavar="DIR", help="folder for metrics and trajectories")
+    parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is evaluated."""
+
+    plan: Plan
+    policy: Path
+    problems: Path
+    params: Json
+    seed: int
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate and print the metrics."""
+    loaded = load_program(Path(args.file))
+    state = State(find_home())
+    state.prepare()
+    asked = _asked(args, loaded, state)
+    mark = digest([asked.params, asked.seed, str(asked.policy)])[:12]
+    final = Path(args.out) if args.out else state.home / "evaluations" / f"{args.set_name}-{mark}"
+    if args.out and final.exists() and any(final.iterdir()):
+        raise ProgramError(f"--out {final}: it is not empty; name a folder that is, or none")
+    aside = temporary(final)
+    aside.mkdir(parents=True)
+    try:
+        inputs = {"policy": aside / "in", "problems": asked.problems}
+        (aside / "in").mkdir()
+        (aside / "in" / "policy").symlink_to(asked.policy.absolute(), target_is_directory=True)
+        node = _context("evaluate", asked.params, asked, inputs, aside)
+        outcome = _body("evaluate", node)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        replace_dir(node.out, final)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _print(args, final, outcome)
+    return 0
+
+
+def _asked(args: argparse.Namespace, loaded: Any, state: State) -> _Asked:
+    program: Program = loaded.program
+    source = program.data.get(args.set_name)
+    if source is None or source.kind == "demonstrations":
+        known = [n for n, s in program.data.items() if s.kind != "demonstrations"]
+        raise ProgramError(
+            f"{args.file}: no set of problems is called {args.set_name!r}{lookup.near(args.set_name, known)}"
+        )
+    program = _asking(program, args.set_name)
+    plan = compile_program(program, resolve(loaded, state_view=state))
+    node = next((n for n in plan.nodes if n.kind == "evaluate" and n.params["set"] == args.set_name), None)
+    if node is None:
+        raise ProgramError(f"{args.file}: set {args.set_name!r} cannot be asked; name it under evaluation.sets")
+    changes = {"samples": args.samples, "temperature": args.temperature}
+    spec = node.params["evaluation"] | {k: v for k, v in changes.items() if v is not None}
+    spec["greedy"] = spec["greedy"] and args.greedy
+    params = expanded(node.params | {"evaluation": spec}, os.environ)
+    policy = lookup.policy_folder(state, args.policy, program.program)
+    problems = _problems(state, plan, plan.node(node.inputs["problems"]))
+    return _Asked(plan, policy, problems, params, node_seed(plan.seed, f"eval.{args.set_name}"))
+
+
+def _asking(program: Program, name: str) -> Program:
+    """Return the program with the set among those that are evaluated."""
+    if name in (*program.evaluation.sets, *program.evaluation.at_the_end):
+        return program
+    evaluation = program.evaluation.model_copy(update={"at_the_end": [*program.evaluation.at_the_end, name]})
+    return program.model_copy(update={"evaluation": evaluation})
+
+
+def _problems(state: State, plan: Plan, node: Node) -> Path:
+    """Return the folder with the set's records, from the run that made it, else made now beside the evaluations."""
+    key = state.run_key(node, {})
+    if state.receipt(key) is not None:
+        found = state.out(key)
+        assert found is not None, "a data node is never skipped"
+        return found
+    final = state.home / "evaluations" / "data" / key
+    if (final / "records.jsonl").is_file():
+        return final
+    aside = temporary(final)
+    aside.mkdir(parents=True)
+    try:
+        params = expanded(node.params, os.environ)
+        context = _context(node.kind, params, _Asked(plan, Path(), Path(), params, node.seed), {}, aside)
+        _body(node.kind, context)
+        replace_dir(context.out, final)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return final
+
+
+def _context(kind: str, params: Json, asked: _Asked, inputs: dict[str, Path], folder: Path) -> NodeContext:
+    out, checkpoints = folder / "out", folder / "ckpt"
+    out.mkdir()
+    checkpoints.mkdir()
+    return NodeContext(
+        id=f"command.{kind}",
+        kind=kind,
+        params=params,
+        execution=asked.plan.execution,
+        seed=asked.seed,
+        inputs=inputs,
+        out=out,
+        checkpoints=checkpoints,
+        metrics=MetricSpool(folder / "metrics.jsonl"),
+        stop=lambda: False,
+        progress=lambda what, share, figures: None,
+    )
+
+
+def _body(kind: str, node: NodeContext) -> Outcome:
+    module, _, name = NODE_KINDS[kind].entry.partition(":")
+    return getattr(import_module(module), name)(node)
+
+
+def _print(args: argparse.Namespace, folder: Path, outcome: Outcome) -> None:
+    summary = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    if args.json:
+        kept = ("set", "role", "policy_digest", "samples", "temperature", "metrics", "counts", "types", "pass_at_k")
+        print(json.dumps({"folder": str(folder), **{k: summary[k] for k in kept}}, indent=1))
+        return
+    counts = summary["counts"]
+    print(f"{args.policy} on {summary['set']}: {counts['problems']} problems, {counts['asked']} samples, {folder}")
+    for name, found in summary["metrics"].items():
+        value = "-" if found["value"] is None else f"{found['value']:.4f}  [{found['low']:.4f}, {found['high']:.4f}]"
+        print(f"  {name:<18} {value}")
+    for note in outcome.notes:
+        print(f"note: {note}")

@@ -1,0 +1,58 @@
+"""What an execution comes down to: the numbers and parameters by which people compare runs."""
+
+from typing import Any
+
+from flows.nodes import Plan
+from flows.showing import gate_record
+from flows.state import NodeReceipt, State
+
+RAN = ("completed", "gate_failed", "held", "failed", "interrupted")
+"""Statuses of nodes that were carried out, well or not."""
+
+
+def summary_vector(
+    state: State, plan: Plan, receipts: dict[str, NodeReceipt], ends: dict[str, dict[str, Any]], hours: float
+) -> dict[str, float]:
+    """Return the numbers that every execution of a program has: success by set, gates, cost, nodes, hours."""
+    gates = {n.id: gate_record(state, receipts[n.id].run_key) for n in plan if n.kind == "gate" and n.id in receipts}
+    chosen = next((g["candidate"] for g in gates.values() if g.get("candidate")), plan.stages[-1])
+    vector: dict[str, float] = {"hours": hours}
+    for node in plan:
+        if node.kind == "evaluate" and node.id.split(".")[1] == chosen and node.id in receipts:
+            name = ".".join(node.id.split(".")[2:])
+            vector |= {f"{k}.{name}": v for k, v in receipts[node.id].metrics.items() if v is not None}
+    for gate, record in gates.items():
+        answers = {"pass": 1.0, "already_promoted": 1.0, "fail": -1.0}
+        vector[gate] = answers.get(record.get("answer", ""), 0.0)
+    ran = [n for n, e in ends.items() if e["status"] in RAN]
+    for cost in ("rollouts", "tokens", "steps"):
+        vector[f"cost.{cost}"] = float(sum(receipts[n].cost.get(cost, 0.0) for n in ran if n in receipts))
+    vector["nodes.run"] = float(len(ran))
+    vector["nodes.reused"] = float(sum(e["status"] == "reused" for e in ends.values()))
+    return vector
+
+
+def stage_points(plan: Plan, receipts: dict[str, NodeReceipt], at: int) -> list[tuple[str, float, int, int]]:
+    """Return success by set over the stages: step 0 is the untouched policy, then one step a stage."""
+    points: list[tuple[str, float, int, int]] = []
+    for node in plan:
+        if node.kind != "evaluate" or node.id not in receipts:
+            continue
+        _, policy, *rest = node.id.split(".")
+        order = ["init", *plan.stages]
+        if policy in order:
+            for name in ("success", "success_greedy"):
+                if (value := receipts[node.id].metrics.get(name)) is not None:
+                    points.append((f"by_stage.{name}.{'.'.join(rest)}", value, at, order.index(policy)))
+    return points
+
+
+def semantic(plan: Plan) -> dict[str, Any]:
+    """Return what a reader wants to compare of a whole program: each stage's algorithm and the policy."""
+    chosen: dict[str, Any] = {}
+    for node in plan:
+        if node.kind.startswith("train.") and "algorithm" in node.params:
+            chosen[node.id] = node.params["algorithm"]
+        if node.kind == "policy.init":
+            chosen["policy"] = node.params.get("policy", {})
+    return chosen

@@ -1,0 +1,159 @@
+"""Child processes: warm, watched, ended with their driver, plain about how they died."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.child import Assignment, encode
+from flows.launch import LocalLauncher, NodeError
+from flows.leases import Process, this_process
+from flows.state import State
+from specs.errors import Interrupted
+from tests.faults.running import wait_until
+
+
+def _work(home: Path, name: str, **params: Any) -> Assignment:
+    state = State(home)
+    state.prepare()
+    state.node(name).mkdir()
+    return Assignment(
+        f"tests.flows.test_launch:{name}",
+        name,
+        "train.sft",
+        name,
+        "p",
+        str(home),
+        params,
+        {"threads": 1},
+        7,
+        {},
+        {},
+        {},
+    )
+
+
+def told(node: Any) -> Any:
+    """A body that says what it was given."""
+    from flows.context import Outcome
+
+    facts = {
+        "omp": os.environ["OMP_NUM_THREADS"],
+        "session": os.getsid(0) == os.getpid(),
+        "json": "json.tool" in sys.modules,
+        "draw": __import__("random").random(),
+    }
+    print("printed by the body", flush=True)
+    os.system("echo printed below python")
+    (node.out / "facts.json").write_text(json.dumps(facts))
+    return Outcome(metrics={"bad": float("nan"), "good": 1.0})
+
+
+def dies(node: Any) -> Any:
+    os.kill(os.getpid(), node.params["signal"])
+    time.sleep(5)
+
+
+def sleeps(node: Any) -> Any:
+    (node.out / "here").write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def waits(node: Any) -> Any:
+    (node.out / "here").write_text("")
+    while not node.stop():
+        time.sleep(0.01)
+    raise Interrupted("saved at step 3")
+
+
+def _run(launcher: LocalLauncher, work: Assignment) -> tuple[list[str], list[Process]]:
+    seen: list[Process] = []
+    notes = launcher.run(work, seen.append, lambda *_: None)
+    return notes, seen
+
+
+def test_a_child_has_a_session_threads_a_seed_and_preloaded_modules_and_its_log(tmp_path: Path):
+    launcher = LocalLauncher(threads=3, preload=("json.tool",))
+    launcher.prepare(1)
+    _, seen = _run(launcher, _work(tmp_path, "told"))
+    launcher.close()
+    facts = json.loads((State(tmp_path).node("told") / "out" / "facts.json").read_text())
+    assert facts == {"omp": "3", "session": True, "json": True, "draw": __import__("random").Random(7).random()}
+    assert (State(tmp_path).node("told") / "log").read_text() == "printed by the body\nprinted below python\n"
+    assert not seen[0].alive
+    receipt = State(tmp_path).receipt("told")
+    assert receipt is not None
+    assert receipt.metrics == {"bad": None, "good": 1.0}
+    assert "metric bad is nan" in receipt.notes[0]
+
+
+def test_a_killed_child_is_told_by_signal_and_log(tmp_path: Path):
+    launcher = LocalLauncher()
+    with pytest.raises(NodeError, match=r"ended by SIGKILL \(out of memory, or killed by hand\).*/log"):
+        _run(launcher, _work(tmp_path, "dies", signal=signal.SIGKILL))
+    launcher.close()
+
+
+def test_a_child_that_cannot_start_says_why(tmp_path: Path):
+    launcher = LocalLauncher(preload=("no_such_module",))
+    with pytest.raises(NodeError, match="No module named 'no_such_module'"):
+        _run(launcher, _work(tmp_path, "waits"))
+    launcher.close()
+
+
+def test_stopping_lets_a_child_save(tmp_path: Path):
+    launcher = LocalLauncher()
+
+    here = tmp_path / "nodes" / "waits" / "out" / "here"
+
+    def stop_when_there() -> None:
+        wait_until(here.exists)
+        launcher.stop()
+
+    threading.Thread(target=stop_when_there).start()
+    with pytest.raises(Interrupted, match="saved at step 3"):
+        _run(launcher, _work(tmp_path, "waits"))
+    with pytest.raises(Interrupted):
+        _run(launcher, _work(tmp_path, "told"))
+    launcher.close()
+
+
+@pytest.mark.parametrize("how", ["stdin ends", "parent is killed"])
+def test_a_child_ends_with_its_driver(how: str, tmp_path: Path):
+    work = _work(tmp_path, "sleeps")
+    here = tmp_path / "nodes" / "sleeps" / "out" / "here"
+    code = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'flows.child'], stdin=subprocess.PIPE, start_new_session=True)\n"
+        f"p.stdin.write({encode(work)!r}); p.stdin.flush()\n"
+        f"import pathlib\nwhile not pathlib.Path({str(here)!r}).exists(): time.sleep(0.01)\n"
+        "print('ready', flush=True)\n"
+        + ("p.stdin.close(); print(p.wait(), flush=True)" if how == "stdin ends" else "time.sleep(60)")
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+        child = this_process(wait_until(lambda: here.read_text() and int(here.read_text())))
+        if how != "stdin ends":
+            assert child.alive
+            driver.kill()
+        began = time.monotonic()
+        wait_until(lambda: not child.alive, 3.0)
+        assert time.monotonic() - began < 1.5
+
+
+def test_an_unneeded_spare_ends_quietly():
+    launcher = LocalLauncher()
+    launcher.prepare(2)
+    spare = launcher._spare
+    assert spare is not None
+    launcher.prepare(0)
+    assert spare.popen.returncode is not None
+    launcher.close()
