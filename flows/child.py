@@ -7,6 +7,7 @@ ends or its parent dies. Events go to the stdout it was given; what the body pri
 import contextlib
 import ctypes
 import errno
+import io
 import json
 import math
 import os
@@ -22,12 +23,15 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from flows.context import MetricSpool, NodeContext, Outcome
 from flows.durable import disk_error, fault_point, write_json
 from flows.state import NodeReceipt, State, now
 from specs.errors import Interrupted, TutelageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 Progress = Callable[[str, float | None, dict[str, float]], None]
 PR_SET_PDEATHSIG = 1
@@ -153,34 +157,32 @@ def record_failure(error: BaseException, work: Assignment) -> dict[str, Any]:
     return failure
 
 
-class LossyLog:
-    """A text stream that never raises: what a full disk does not take is dropped and counted."""
+class LossyFile(io.RawIOBase):
+    """A file opened for appending that never raises: what a full disk does not take is dropped and counted."""
 
-    encoding = "utf-8"
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.dropped = 0
 
-    def write(self, text: str) -> int:
-        """Write `text`, or count it as dropped."""
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError:
-            self.dropped += len(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: every write is flushed."""
-
-    def isatty(self) -> bool:
-        """Return False."""
-        return False
+    def writable(self) -> bool:
+        """Return True."""
+        return True
 
     def fileno(self) -> int:
-        """Return the descriptor below."""
-        return self._stream.fileno()
+        """Return the descriptor."""
+        return self._fd
+
+    def write(self, data: "Buffer", /) -> int:
+        """Write all of `data`, or count what was dropped."""
+        view = memoryview(data)
+        written = 0
+        try:
+            while written < len(view):
+                written += os.write(self._fd, view[written:])
+        except OSError:
+            self.dropped += len(view) - written
+        return len(view)
 
 
 class _Reporter:
@@ -251,16 +253,17 @@ def _settle(work: Assignment) -> None:
         torch.manual_seed(work.seed)
 
 
-def _redirect(log: Path) -> LossyLog | None:
+def _redirect(log: Path) -> LossyFile | None:
+    """Send what this process prints, also below Python, to the log; None where the disk has no place for one."""
     try:
-        stream = log.open("a", encoding="utf-8", buffering=1)
+        raw = LossyFile(log)
     except OSError:
         return None
-    os.dup2(stream.fileno(), 1)
-    os.dup2(stream.fileno(), 2)
-    lossy = LossyLog(stream)
-    sys.stdout = sys.stderr = lossy
-    return lossy
+    os.dup2(raw.fileno(), 1)
+    os.dup2(raw.fileno(), 2)
+    buffered = io.BufferedWriter(raw)
+    sys.stdout = sys.stderr = io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
+    return raw
 
 
 def main(preload: list[str]) -> int:
@@ -284,6 +287,7 @@ def main(preload: list[str]) -> int:
         reporter.send(event="interrupted", text=str(e))
         return 4
     finally:
+        sys.stdout.flush()
         if log is None or log.dropped:
             reporter.note("the disk took no more log lines, some were dropped")
     return 0

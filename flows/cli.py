@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "why": ("flows.commands.why", "say why a node would run or is reused"),
     "evaluate": ("flows.commands.evaluate", "ask a policy a set of problems"),
     "try": ("flows.commands.try_problem", "let a policy solve one problem, live"),
-    "inspect": ("flows.commands.inspect", "show a trajectory as a conversation"),
+    "inspect": ("flows.commands.inspect_trajectories", "show a trajectory as a conversation"),
     "compare": ("flows.commands.compare", "compare two runs, paired by problem"),
     "data": ("flows.commands.data", "list, show or check out versions of data sets"),
     "promote": ("flows.commands.promote", "make a policy the champion"),

@@ -4,12 +4,12 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Self, TextIO
 
 from flows.ends import Event
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _EVERY = 15.0  # seconds between two lines about a node that runs, where there is no terminal
 _FIRST = ("step", "rollouts", "success", "reward", "tokens_per_second", "loss")
@@ -52,18 +52,8 @@ class Live:
         self._began: dict[str, float] = {}
         self._said: dict[str, float] = {}
         self._rows: dict[str, TaskID] = {}
-        self._console = Console(file=stream, stderr=False, highlight=False, soft_wrap=True)
-        self._bars: Progress | None = None
-        if self._console.is_terminal and not quiet:
-            self._bars = Progress(
-                TextColumn("{task.fields[node]}"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[text]}"),
-                console=self._console,
-                refresh_per_second=4,
-            )
+        self._stream = stream
+        self._bars = _bars(stream) if stream.isatty() and not quiet else None
 
     def __enter__(self) -> Self:
         if self._bars is not None:
@@ -76,8 +66,13 @@ class Live:
 
     def say(self, text: str) -> None:
         """Show one line."""
-        if not self._quiet:
-            self._console.print(text, markup=False)
+        if self._quiet:
+            return
+        if self._bars is not None:
+            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
@@ -124,3 +119,18 @@ class Live:
         took = f" ({duration(time.monotonic() - self._began[event.node])})" if event.node in self._began else ""
         reason = f": {end.reason}" if end.reason else ""
         self.say(f"{event.node}: {_SIGNS.get(end.status, end.status)}{took}{reason}  [{self._ended}/{self._total}]")
+
+
+def _bars(stream: TextIO) -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.fields[node]}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[text]}"),
+        console=Console(file=stream),
+        refresh_per_second=4,
+    )

@@ -44,8 +44,11 @@ NAMES = {
     "crashed": ("CRASHED", "Crashed"),
 }
 """Status of a node -> type and name of its task run's state."""
+NOT_READY = ("PENDING", "NotReady")
+"""What Prefect calls a task behind one that failed or was cancelled."""
 _POLL = 0.1
 _REPAIR_SECONDS = 10.0
+_REVIVE_SECONDS = 1.0
 
 
 class Board:
@@ -156,12 +159,12 @@ def run(plan: Plan, record: RunRecord, board: Board, use: services.Use) -> None:
             futures[n.id] = one.submit(n.id, wait_for=before)
         while board.over is None:
             shown.update()
-            time.sleep(0.25)
+            time.sleep(_POLL)
         for future in futures.values():
             future.wait()
         use.wait_ready(_REPAIR_SECONDS)
-        shown.update()
-        repair(board, plan, flow_run)
+        shown.update(at_once=True)
+        repair(board, {f.task_run_id: n for n, f in futures.items()}, flow_run)
         return state_of(*board.outcome())
 
     program(plan.program, record.plan, return_state=True)
@@ -193,17 +196,18 @@ class Shown:
         key = f"{slug(self._plan.program)}-progress"
         self._progress = create_progress_artifact(0.0, key=key, description="Nodes that have ended")
 
-    def update(self) -> None:
+    def update(self, *, at_once: bool = False) -> None:
         """Show how far the nodes are, and each gate once it answered; what fails is shown later."""
         import httpx
 
-        if time.monotonic() < self._next:
+        if time.monotonic() < self._next and not at_once:
             return
+        self._next = time.monotonic() + _REVIVE_SECONDS
+        self._revive()
         try:
             self._show()
         except httpx.HTTPError:
-            self._next = time.monotonic() + 2.0
-            self._revive()
+            return
 
     def _revive(self) -> None:
         """Start the server of this project again where it was ended under the run."""
@@ -238,27 +242,29 @@ def home_tag(home: Path) -> str:
     return f"home-{hashlib.sha256(str(home).encode()).hexdigest()[:10]}"
 
 
-def repair(board: Board, plan: Plan, flow_run: Any) -> None:
-    """See that the server shows every node as it ended: states that got lost while it was away are set again."""
+def repair(board: Board, nodes: dict[Any, str], flow_run: Any) -> None:
+    """See that the server shows every node as it ended: states that got lost while it was away are set again.
+
+    `nodes` says which node each task run is.
+    """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
     until = time.monotonic() + _REPAIR_SECONDS
-    wanted = {n.id: NAMES[board.wait(n.id)["status"]] for n in plan.nodes}
+    patience = time.monotonic() + 2.0  # the server takes events in with some delay
+    wanted = {run_id: NAMES[board.wait(n)["status"]] for run_id, n in nodes.items()}
+    where = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
     with get_client(sync_client=True) as client:
-        where = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run]))
-        patience = time.monotonic() + 2.0  # the server takes events in with some delay
         while time.monotonic() < until:
-            runs = list(_pages(client.read_task_runs, where))
-            wrong = [r for r in runs if r.state is None or (r.state.type.value, r.state.name) != wanted[r.name]]
-            if not wrong and len(runs) >= len(wanted):
+            shown = {r.id: (r.state.type.value, r.state.name) for r in _pages(client.read_task_runs, where) if r.state}
+            wrong = [run_id for run_id, state in wanted.items() if shown.get(run_id) not in (state, NOT_READY)]
+            if not wrong:
                 return
             if time.monotonic() > patience:
-                for r in wrong:
-                    end = board.wait(r.name)
-                    client.set_task_run_state(r.id, state_of(end["status"], end.get("reason") or ""), force=True)
-                if len(runs) >= len(wanted):
-                    return
+                for run_id in wrong:
+                    end = board.wait(nodes[run_id])
+                    client.set_task_run_state(run_id, state_of(end["status"], end.get("reason") or ""), force=True)
+                return
             time.sleep(0.2)
 
 

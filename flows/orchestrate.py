@@ -9,14 +9,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flows import recorder, services
 from flows.execute import Executor
 from flows.nodes import Plan
 from flows.state import State
-from specs.errors import ServiceError
+from specs.errors import TutelageError
 
 Say = Callable[[str], None]
 FINISH_SECONDS = 20.0
@@ -35,21 +35,32 @@ def run_flow(plan: Plan, executor: Executor, state: State, say: Say | None = Non
     record = state.last(plan.program)
     assert record is not None, "the execution is recorded before its nodes start"
     recording = recorder.Events(state, record.execution)
-    recording.start(plan, record)
-    recorder.start(state.home)
+    with _kept(told, "metrics and data versions are not recorded"):
+        recording.start(plan, record)
+        recorder.start(state.home)
     executor.prestart()
     mirror = _Mirror(state.home, plan, record.execution, executor, told)
     try:
         while not executor.finished:
             time.sleep(0.05)
             mirror.check()
-        recording.end(executor.exit_code())
+        with _kept(told, "the end of this run is not recorded"):
+            recording.end(executor.exit_code())
         until = time.monotonic() + (INTERRUPTED_SECONDS if executor.stopping else FINISH_SECONDS)
         mirror.finish(until)
         for text in recorder.drain(state.home, record.execution, min(10.0, until - time.monotonic())):
             told(text)
     finally:
         mirror.close()
+
+
+@contextlib.contextmanager
+def _kept(told: Say, what: str) -> Iterator[None]:
+    """Tell what goes wrong with a service instead of letting it end the run."""
+    try:
+        yield
+    except (TutelageError, OSError) as e:
+        told(f"{what}: {e}")
 
 
 class _Teller:
@@ -76,22 +87,22 @@ class _Mirror:
         self._use: services.Use | None = None
         self._process: subprocess.Popen[str] | None = None
         self._log = home / "prefect" / "mirror.log"
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with _kept(told, "the run goes on without Prefect"):
+            self._log.parent.mkdir(parents=True, exist_ok=True)
             self._use = services.prefect(home)
-        except ServiceError as e:
-            told(f"the run goes on without Prefect: {e}")
-            return
+            self._process = self._start([str(home), plan.program, execution])
+            self._write(json.dumps(executor.wanted))
+
+    def _start(self, arguments: list[str]) -> "subprocess.Popen[str]":
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "flows.mirror", str(home), plan.program, execution],
+            return subprocess.Popen(
+                [sys.executable, "-m", "flows.mirror", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 start_new_session=True,
             )
-        self._write(json.dumps(executor.wanted))
 
     def _write(self, line: str) -> None:
         assert self._process is not None

@@ -143,6 +143,11 @@ class Recording:
         """Return when nodes began that run or ran."""
         return {e["node"]: e["at"] for e in self._events if e["status"] == "running"}
 
+    def run_key(self, node: str) -> str | None:
+        """Return the run key of a node that began or ended."""
+        keys = [e.get("run_key") for e in self._events if e["node"] == node]
+        return (self.ends().get(node) or {}).get("run_key") or next((k for k in keys if k), None)
+
     def receipt(self, node: str) -> NodeReceipt | None:
         """Return the receipt of a node that ended."""
         key = (self.ends().get(node) or {}).get("run_key")
@@ -280,13 +285,14 @@ class Recording:
 
     def _send_cut(self, node: Node) -> str:
         """Close the run of a node that its driver's death cut short."""
-        run = self._child(node, None)
+        run, points = self._child(node, None), self._points(node, None, millis(self.began()[node.id]))
+        self._stores.tracking().metrics(run, points)
         self._stores.tracking().tags(run, {"tutelage.kind": node.kind, "tutelage.status": "crashed"})
-        self._stores.tracking().close(run, "KILLED", millis(self._end_time()))
+        self._stores.tracking().close(run, "KILLED", max([millis(self._end_time()), *(p[2] for p in points)]))
         return run
 
     def _points(self, node: Node, receipt: NodeReceipt | None, start: int) -> list[tuple[str, float, int, int]]:
-        key = receipt.run_key if receipt is not None else (self.ends().get(node.id) or {}).get("run_key")
+        key = self.run_key(node.id)
         points = points_of(_text_lines(self._state.node(key) / "metrics.jsonl"), start) if key else []
         if receipt is not None:
             at, known = start + round(receipt.seconds * 1000), {p[0] for p in points}
@@ -332,10 +338,8 @@ class Recording:
             sent_at, count = self._live.get(node_id, (0.0, 0))
             if self.over or node_id in ended or time.monotonic() - sent_at < _LIVE_SECONDS:
                 continue
-            node, lines = self.plan.node(node_id), list[str]()
-            if (key := self._running_key(node)) is not None:
-                lines = _text_lines(self._state.node(key) / "metrics.jsonl")
-            points = points_of(lines, millis(at))
+            node, key = self.plan.node(node_id), self.run_key(node_id)
+            points = points_of(_text_lines(self._state.node(key) / "metrics.jsonl"), millis(at)) if key else []
             if len(points) > count and self._stores.mlflow.ready() and self._sent.has(self.execution, "run"):
                 try:
                     self._stores.tracking().metrics(self._child(node, None), points[count:])
@@ -343,11 +347,6 @@ class Recording:
                     self._stores.mlflow.failed()
                     continue
             self._live[node_id] = (time.monotonic(), max(count, len(points)))
-
-    def _running_key(self, node: Node) -> str | None:
-        receipts = {name: self.receipt(i) for name, i in node.inputs.items()}
-        digests = {name: r.output_digest for name, r in receipts.items() if r is not None}
-        return self._state.run_key(node, digests) if len(digests) == len(receipts) else None
 
     def _send_registry(self) -> None:
         registry = load_registry(self._state.home, self.plan.program)

@@ -1,27 +1,42 @@
 """The smallest form of a program: the same graph with every size at its least, to see whether it runs at all."""
 
+import json
 from typing import Any
 
 from specs.errors import ProgramError
 from specs.program import Program
 
 _PROBLEMS = 12
+_DEMONSTRATIONS = {"scratch": 240, "pretrained": 24}
+_EPOCHS = {"scratch": 8.0, "pretrained": 1.0}
+"""Enough for a policy from nothing to learn to end its turns; one that cannot gives later stages nothing to do."""
+_ANY_REWARD = -1e9
 _SIZES = {
-    "sft": {"epochs": 1.0},
-    "rft": {"samples": 2, "rounds": 1, "problems": 8, "epochs": 1.0, "min_gain": 0.0},
-    "grpo": {"steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1, "max_flat_steps": 100},
-}
+    "sft": {},
+    "rft": {
+        "samples": 2, "rounds": 1, "problems": 8, "epochs": 1.0, "min_gain": 0.0,
+        "threshold": _ANY_REWARD, "band": [0.0, 1.0], "max_tool_errors": None,
+    },
+    "grpo": {
+        "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1,
+        "max_flat_steps": 100, "max_truncated": 1.0,
+    },
+}  # fmt: skip
 
 
 def smoke(program: Program) -> Program:
     """Return the program with the least of everything, under a name of its own, and with nothing promoted."""
     data: dict[str, Any] = program.model_dump(mode="json", by_alias=True)
     data["program"] = f"{program.program[:57]}-smoke"
+    start = program.policy.init.kind
     for source in data["data"].values():
         if "size" in source:
-            source["size"] = min(source["size"], 4 * _PROBLEMS if source["kind"] == "demonstrations" else _PROBLEMS)
+            most = _DEMONSTRATIONS[start] if source["kind"] == "demonstrations" else _PROBLEMS
+            source["size"] = min(source["size"], most)
     for stage in data["stages"]:
         _shrink(stage["algorithm"])
+        if stage["algorithm"]["type"] == "sft":
+            stage["algorithm"]["epochs"] = _EPOCHS[start]
         stage["preflight"] = {"problems": 4, "samples": 2}
         if stage["algorithm"]["type"] == "grpo":
             stage["needs"] = {"success": 0.0, "positive_problem_rate": 0.0, "mixed_group_rate": 0.0}
@@ -31,16 +46,10 @@ def smoke(program: Program) -> Program:
         gate["on_pass"] = "nothing"
         gate["on_inconclusive"] = "pass_on"
     try:
-        return Program.model_validate_json(_json(data))
+        return Program.model_validate_json(json.dumps(data))
     except ValueError as e:
         raise ProgramError(f"{program.program}: --smoke: its smallest form is no valid program ({e})") from e
 
 
 def _shrink(algorithm: dict[str, Any]) -> None:
     algorithm.update(_SIZES[algorithm["type"]])
-
-
-def _json(data: Any) -> str:
-    import json
-
-    return json.dumps(data)

@@ -237,9 +237,12 @@ class State:
         ]
         if not numbers:
             return None
-        progress = _read_json(folder / "progress.json") or {}
-        total = progress.get("total")
+        total = (self.progress(run_key) or {}).get("total")
         return max(numbers), int(total) if isinstance(total, int | float) else 0
+
+    def progress(self, run_key: str) -> Json | None:
+        """Return what a running node last said: {what, share, figures, at}; None where it said nothing."""
+        return _read_json(self.node(run_key) / "progress.json")
 
     def drop_checkpoints(self, run_key: str) -> None:
         """Remove the checkpoints of a sealed node."""

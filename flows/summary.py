@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flows.live import duration
+from flows.live import duration, figures_text
 from flows.nodes import Plan
 from flows.registry import champion
 from flows.state import RunRecord, State
@@ -54,6 +54,9 @@ def _node(state: State, record: RunRecord, node: str) -> dict[str, Any]:
     status, reason = found["status"], found.get("reason", "")
     if status == "running" and record.state != "running":
         status, reason = "interrupted", "its driver died"
+    if status == "running" and key and (said := state.progress(key)) is not None:
+        share = f" {100 * said['share']:.0f}%" if said.get("share") is not None else ""
+        reason = f"{said['what']}{share}  {figures_text(said['figures'])}"
     saved = state.checkpoint_info(key) if key and status in ("interrupted", "failed", "running") else None
     if saved is not None:
         reason += f"{'; ' if reason else ''}checkpoint {saved[0]}/{saved[1] or '?'} is kept"

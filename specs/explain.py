@@ -90,8 +90,6 @@ def _sentence(place: Place, error: Mapping[str, Any]) -> tuple[KeyPath, str]:
 
 def _wrong_value(place: Place) -> str:
     value = place.value
-    if isinstance(value, str) and "${env:" in value:
-        return f"found {shown(value)}, expected {describe(place.shape)}; only text fields may refer to the environment"
     hint = ""
     if isinstance(value, str):
         options = [a.type for a in members(place.shape)]

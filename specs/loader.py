@@ -9,7 +9,6 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from specs.errors import ProgramError
-from specs.explain import explain
 from specs.overrides import apply_settings, read_file, with_base
 from specs.positions import InvalidProgramError, KeyPath, Mistake, Position, as_map, path_text, position_of
 from specs.program import Program
@@ -159,7 +158,7 @@ def _references(document: Document) -> list[Reference]:
         found += [Reference(name, path, at) for name in names]
         if "${" in REFERENCE.sub("", text):
             document.mistakes.append(Mistake(at, path, "found `${` without env:NAME}, expected ${env:NAME}"))
-        elif isinstance(path[-1] if path else 0, str) and not any(_matches(path, p) for p in _REFERRING):
+        elif not any(_matches(path, p) for p in _REFERRING):
             known = ", ".join(".".join(p) for p in _REFERRING)
             document.mistakes.append(
                 Mistake(at, path, f"a reference to the environment is not read here, only in {known}; write the value")
@@ -188,6 +187,10 @@ def _validated(document: Document) -> Program | None:
     try:
         return Program.model_validate(document.data)
     except ValidationError as e:
+        from specs.explain import (
+            explain,
+        )  # reads the specs' types, which takes time that a right program need not spend
+
         mistakes = explain(Program, document.data, e.errors(include_url=False), document.positions)
     document.mistakes += [m for m in mistakes if m.path not in told or m.code == "unknown_key"]
     return None

@@ -12,7 +12,7 @@ from typing import Any, cast
 import yaml
 
 from specs.errors import ProgramError
-from specs.positions import KeyPath, Mistake, Position, InvalidProgramError
+from specs.positions import InvalidProgramError, KeyPath, Mistake, Position
 from specs.redaction import secret_key
 from specs.scalars import Bad, read_plain, read_tagged
 
@@ -47,7 +47,7 @@ _ROOT = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 class _Composer(_ROOT):  # type: ignore[misc, valid-type]
     """Composes nodes and resolves nothing: whatever is plain keeps a tag of its own."""
 
-    yaml_implicit_resolvers = {None: [(_PLAIN, _EVERYTHING)]}  # noqa: RUF012
+    yaml_implicit_resolvers = {None: [(_PLAIN, _EVERYTHING)]}
 
 
 @dataclass(slots=True)

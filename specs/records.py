@@ -34,7 +34,7 @@ class Problem:
     """Initial state of the environment, JSON."""
     expected: dict[str, Any]
     """What verifiers compare with, JSON."""
-    tags: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list[str])
     """For example `adversarial`."""
     min_calls: int = 1
     """Calls of the shortest solution."""
@@ -102,7 +102,7 @@ class Verdict:
     version: str
     score: float | None
     passed: bool | None
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
     invalid: str | None = None
 
 
@@ -130,16 +130,16 @@ class Trajectory:
     sampling: dict[str, Any]
     final_state: dict[str, Any] | None = None
     answer: str | None = None
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list[Verdict])
     success: bool | None = None
     """None where no verdict could be reached."""
     reward: float | None = None
-    reward_parts: dict[str, float] = field(default_factory=dict)
+    reward_parts: dict[str, float] = field(default_factory=dict[str, float])
     error: str | None = None
-    latency: dict[str, float] = field(default_factory=dict)
+    latency: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds by `model, tool, environment, processing`."""
     origin: str = "rollout"
-    tags: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list[str])
 
     @property
     def policy_tokens(self) -> int:
@@ -159,22 +159,24 @@ def problem_from(data: dict[str, Any]) -> Problem:
 
 def trajectory_from(data: dict[str, Any]) -> Trajectory:
     """Return the trajectory that `to_dict` wrote."""
-    turns = [
-        Turn(
-            **{
-                **t,
-                "call": ToolCall(**t["call"]) if t["call"] else None,
-                "observation": Observation(**t["observation"]) if t["observation"] else None,
-            }
-        )
-        for t in data["turns"]
-    ]
-    verdicts = [Verdict(**v) for v in data["verdicts"]]
-    versions = [(v, n) for v, n in data["policy_versions"]]
-    return Trajectory(**{**data, "turns": turns, "verdicts": verdicts, "policy_versions": versions})
+    inner: dict[str, Any] = {
+        "turns": [_turn_from(t) for t in data["turns"]],
+        "verdicts": [Verdict(**v) for v in data["verdicts"]],
+        "policy_versions": [(v, n) for v, n in data["policy_versions"]],
+    }
+    return Trajectory(**{**data, **inner})
+
+
+def _turn_from(data: dict[str, Any]) -> Turn:
+    inner: dict[str, Any] = {
+        "call": ToolCall(**data["call"]) if data["call"] else None,
+        "observation": Observation(**data["observation"]) if data["observation"] else None,
+    }
+    return Turn(**{**data, **inner})
 
 
 def demonstration_from(data: dict[str, Any]) -> Demonstration:
     """Return the demonstration that `to_dict` wrote."""
     turns = [(ToolCall(**c), Observation(**o)) for c, o in data["turns"]]
-    return Demonstration(**{**data, "problem": problem_from(data["problem"]), "turns": turns})
+    inner: dict[str, Any] = {"problem": problem_from(data["problem"]), "turns": turns}
+    return Demonstration(**{**data, **inner})

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.algorithms import Algorithm, RFT
+from specs.algorithms import RFT, Algorithm
 from specs.base import Count, Name, Positive, SetName, Share, Spec
 
 

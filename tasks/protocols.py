@@ -51,6 +51,11 @@ class Sampler(Protocol):
         """Return the digest of the tokenizer and template it serves."""
         ...
 
+    @property
+    def max_length(self) -> int:
+        """Return how many tokens a context and its completion may have together."""
+        ...
+
     def generate(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Return one completion per request, in order. Sessions that are not asked for are forgotten."""
         ...

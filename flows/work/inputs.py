@@ -134,6 +134,17 @@ def arena(node: NodeContext, policy: LoadedPolicy) -> tuple[Arena, LocalSampler]
     return made, sampler
 
 
+def precision_notes(node: NodeContext) -> list[str]:
+    """Return a warning where the policy's bf16 is emulated by this processor, which makes it many times slower."""
+    import torch
+
+    spec = policy_spec(node)
+    slow = device(node) == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not slow or "bf16" not in (spec.precision, spec.sampler_precision):
+        return []
+    return ["this CPU has no bf16 arithmetic and emulates it, many times slower: set policy.precision to fp32"]
+
+
 def hooks(node: NodeContext) -> Hooks:
     """Return hooks that write the node's metrics, progress and checkpoints."""
     return Hooks(

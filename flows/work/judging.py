@@ -49,7 +49,7 @@ class _Rolled:
 
 def evaluate(node: NodeContext) -> Outcome:
     """Ask a policy every problem of a set, sampled and greedily, judge, and write metrics and trajectories."""
-    from tasks.episodes.shards import write_shards
+    from tasks.episodes.shards import write_latency, write_shards
 
     params = node.params
     spec = Evaluation.model_validate(params["evaluation"])
@@ -68,6 +68,7 @@ def evaluate(node: NodeContext) -> Outcome:
     write_shards(node.out / "trajectories", sampled)
     if greedy:
         write_shards(node.out / "greedy", greedy)
+    write_latency(node.out / "notes" / "latency.jsonl", [*sampled, *greedy])
     whole = write_evaluation(
         node.out,
         results,

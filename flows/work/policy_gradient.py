@@ -4,8 +4,6 @@ import json
 from functools import partial
 from typing import Any
 
-from tasks.episodes.shards import write_shards
-
 from flows.context import NodeContext, Outcome
 from flows.work import inputs
 from specs.algorithms import GRPO
@@ -14,6 +12,7 @@ from specs.records import Trajectory
 from specs.stages import Needs, Preflight
 from tasks.episodes.local import LocalSampler
 from tasks.episodes.seeds import derive
+from tasks.episodes.shards import write_shards
 from tasks.files import write_json
 from tasks.learning.checkpoints import tensor_digest
 from tasks.learning.learner import Learner
@@ -104,7 +103,11 @@ def grpo(node: NodeContext) -> Outcome:
     if run.keep_trajectories:
         write_shards(node.out / "trajectories", keeper.all(spec.steps))
     write_json(node.out / "curve.json", _curve(report))
-    return Outcome(metrics=_metrics(report), cost=_cost(report, learner), notes=_notes(report, spec))
+    return Outcome(
+        metrics=_metrics(report),
+        cost=_cost(report, learner),
+        notes=[*inputs.precision_notes(node), *_notes(report, spec)],
+    )
 
 
 class _Keeper:

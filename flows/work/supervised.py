@@ -4,8 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.episodes.shards import read_shards, write_shards
-
 from flows.context import NodeContext, Outcome
 from flows.work import inputs
 from specs.algorithms import RFT, SFT
@@ -14,6 +12,7 @@ from specs.records import Demonstration, Trajectory
 from tasks.episodes.agents import agent_for
 from tasks.episodes.render import render_demonstration
 from tasks.episodes.seeds import derive
+from tasks.episodes.shards import read_shards, write_shards
 from tasks.files import write_json
 from tasks.learning.algorithms import loss_for
 from tasks.learning.learner import Learner
@@ -155,7 +154,7 @@ def _fit(
     write_json(node.out / "rows.json", report.to_json() | {"fit": _fit_json(done)})
     speed = done.tokens / done.seconds if done.seconds > 0 and not done.notes else None
     metrics: dict[str, float | None] = {"loss": done.last_loss, "first_loss": done.first_loss, "rows": float(len(rows))}
-    notes = [*report.sentences(), *done.notes]
+    notes = [*inputs.precision_notes(node), *report.sentences(), *done.notes]
     if speed is not None:
         metrics["tokens_per_second"] = speed
     return Outcome(metrics=metrics, cost={"steps": float(done.updates), "tokens": float(done.tokens)}, notes=notes)

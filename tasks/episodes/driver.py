@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from specs.errors import DataError, Interrupted, ProgramError
 from specs.records import Problem, Trajectory
@@ -28,7 +29,6 @@ def run_episodes(  # noqa: PLR0913 - the seam where everything is handed in
     seed: int = 0,
     in_flight: int = 256,
     group_prefix: str = "",
-    max_length: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> list[Trajectory]:
@@ -37,12 +37,8 @@ def run_episodes(  # noqa: PLR0913 - the seam where everything is handed in
     What comes out depends on seed, problem and sample only, never on `in_flight`. `settings` without stop ids gets
     the template's. `progress` is told (finished, all) after each turn. Interrupted where `stop` says so.
     """
-    settings = settings or SamplingSettings(max_new_tokens=agent.spec.max_new_tokens)
-    if not settings.stop_ids:
-        settings = SamplingSettings(settings.temperature, settings.max_new_tokens, template.stop_ids)
     _check(sampler, agent, template, environments, problems)
-    length = max_length or getattr(sampler, "max_length", None) or 2**31
-    shared = EpisodeSetting(agent, template, template.tokenizer, settings, length, seed, group_prefix)
+    shared = _shared(sampler, agent, template, settings, seed, group_prefix)
     groups = iter([(place, p) for place, p in enumerate(problems)])
     total = len(problems) * samples
     finished: dict[int, Trajectory] = {}
@@ -67,6 +63,20 @@ def run_episodes(  # noqa: PLR0913 - the seam where everything is handed in
         for episode in active.values():
             episode.abandon()
     return [finished[k] for k in range(total)]
+
+
+def _shared(
+    sampler: Sampler,
+    agent: ToolLoopAgent,
+    template: Template,
+    settings: SamplingSettings | None,
+    seed: int,
+    group_prefix: str,
+) -> EpisodeSetting:
+    settings = settings or SamplingSettings(max_new_tokens=agent.spec.max_new_tokens)
+    if not settings.stop_ids:
+        settings = replace(settings, stop_ids=template.stop_ids)
+    return EpisodeSetting(agent, template, template.tokenizer, settings, sampler.max_length, seed, group_prefix)
 
 
 def _turn(sampler: Sampler, active: dict[int, Episode]) -> None:
@@ -114,3 +124,26 @@ def identical_completions(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     for t in trajectories:
         groups.setdefault(t.group, []).append(tuple(t.ids))
     return {group: len(ids) - len(set(ids)) for group, ids in groups.items()}
+
+
+def watch_episode(  # noqa: PLR0913 - as run_episodes
+    sampler: Sampler,
+    agent: ToolLoopAgent,
+    template: Template,
+    environment: Environment,
+    problem: Problem,
+    settings: SamplingSettings,
+    seed: int,
+    watch: Callable[[Trajectory], None],
+) -> Trajectory:
+    """Run one episode alone and show its record to `watch` after every turn. The same episode as in `run_episodes`."""
+    _check(sampler, agent, template, {problem.environment: environment}, [problem])
+    shared = _shared(sampler, agent, template, settings, seed, "")
+    episode = Episode(problem, 0, next(_SESSIONS), environment, shared)
+    try:
+        while episode.request is not None:
+            _turn(sampler, {0: episode})
+            watch(episode.record)
+    finally:
+        episode.abandon()
+    return episode.trajectory()

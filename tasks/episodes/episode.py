@@ -193,6 +193,11 @@ class Episode:
         self._open = False
         self._close()
 
+    @property
+    def record(self) -> Trajectory:
+        """Return the record so far; it grows with every turn."""
+        return self._record
+
     def trajectory(self) -> Trajectory:
         """Return the record of an episode that has ended."""
         if self._open:

@@ -117,13 +117,9 @@ class LocalSampler:
             return []
         limits = [self._limit(r) for r in requests]
         order, last_BD = self._encode(requests, limits)
-        rows = [
-            _Row(i, limits[i], frozenset(requests[i].settings.stop_ids), list(requests[i].ids), []) for i in order
-        ]
+        rows = [_Row(i, limits[i], frozenset(requests[i].settings.stop_ids), list(requests[i].ids), []) for i in order]
         self._decode(rows, requests, last_BD)
-        self._sessions = {
-            requests[row.index].session: _Session(place, row.ids[:-1]) for place, row in enumerate(rows)
-        }
+        self._sessions = {requests[row.index].session: _Session(place, row.ids[:-1]) for place, row in enumerate(rows)}
         completions = {row.index: self._completion(row, requests[row.index]) for row in rows}
         return [completions[i] for i in range(len(requests))]
 

@@ -26,8 +26,10 @@ class Series:
 
 def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     """Return round numbers that span [low, high]."""
-    if high <= low:
-        low, high = low - 0.5, high + 0.5
+    least = 1e-9 * max(1e-3, abs(low), abs(high))
+    if high - low <= least:
+        pad = max(0.5, 1e-3 * abs(low))
+        low, high = low - pad, high + pad
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))
     step = next((m * power for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * power >= raw * 0.999), 10.0 * power)

@@ -15,7 +15,7 @@ BEHAVIOUR = {
     "success": "success",
     "success_greedy": "greedy success",
     "reward": "reward",
-    "tool_success": "calls that worked",
+    "tool_success": "calls ok",
     "invalid_call_rate": "invalid calls",
     "truncated_rate": "cut",
     "loop_rate": "loops",
@@ -34,6 +34,11 @@ def _cell(value: Any, form: str = "") -> str:
     if isinstance(value, int | float):
         return f'<td class="num">{format(value, form or ",.4g" if isinstance(value, float) else ",")}</td>'
     return f"<td>{escape(str(value))}</td>"
+
+
+def _right(value: Any) -> str:
+    """Return a cell aligned right whatever it holds."""
+    return _cell(value).replace("<td>", '<td class="num">', 1)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
@@ -130,16 +135,7 @@ def _success(data: ReportData) -> str:
 
 
 def _behaviour(data: ReportData) -> str:
-    names = (
-        "success",
-        "success_greedy",
-        "reward",
-        "tool_success",
-        "invalid_call_rate",
-        "truncated_rate",
-        "recovery_rate",
-    )
-    head = ["stage", "set", *(n.replace("_", " ") for n in names), "tokens", "no verdict"]
+    head = ["stage", "set", *BEHAVIOUR.values(), "tokens", "no verdict"]
     rows = []
     for stage in data.stages:
         for name, summary in stage.sets.items():
@@ -280,9 +276,10 @@ def _before(data: ReportData) -> str:
             continue
         columns = [(f["node"], dict(_flat({k: v for k, v in f.items() if k != "node"}))) for f in found]
         keys = list(dict.fromkeys(k for _, c in columns for k in c))
-        rows = [[_name(k), *(_cell(c.get(k)) for _, c in columns)] for k in keys]
+        rows = [[_name(k), *(_right(c.get(k)) for _, c in columns)] for k in keys]
         head = ["figure", *(escape(n) for n, _ in columns)]
-        parts.append(f"<h3>{title}</h3>{_table(head, rows, range(1, len(head)))}")
+        table = _table(head, rows, range(1, len(head)))
+        parts.append(f'<h3>{title}</h3><div class="narrow">{table}</div>')
     return f"<h2>Before the updates</h2>{''.join(parts)}" if parts else ""
 
 

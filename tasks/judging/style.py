@@ -36,7 +36,8 @@ table { border-collapse: collapse; width: 100%; font-size: 13.5px; margin: 10px 
 th { text-align: left; font-weight: 560; color: var(--soft); font-size: 12.5px; line-height: 1.3; vertical-align: bottom; }
 th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); } td { vertical-align: top; }
 th:last-child, td:last-child { padding-right: 0; }
-td.num, th.num { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.num, th.num { text-align: right; font-variant-numeric: tabular-nums; } td.num { white-space: nowrap; }
+.narrow table { width: auto; min-width: min(100%, 460px); } .narrow td.num { white-space: normal; padding-left: 24px; }
 td.name { white-space: nowrap; } td .hint { font-size: 12px; }
 tr.said td { border-top: 0; padding-top: 0; color: var(--soft); font-size: 13px; }
 tr.has-said td { border-bottom: 0; padding-bottom: 2px; }

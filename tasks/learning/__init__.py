@@ -1,0 +1,1 @@
+"""Learning: rows, losses, the learner and its checkpoints. It knows no environment and no sampler."""

@@ -196,5 +196,5 @@ def tensor_digest(tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         total.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-        total.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -22,7 +22,7 @@ def selected_logprobs(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -
             logprobs_NV = functional.linear(hidden_ND.float(), weight_VD.float()).log_softmax(-1)
         entropy_N = -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
         return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
-    logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_ND, weight_VD, targets_N)  # type: ignore[misc]
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_ND, weight_VD, targets_N)
     return logprobs_N, entropy_N
 
 
@@ -35,7 +35,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """Project a chunk at a time; the backward pass projects again rather than keep logits."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
         dtype = _arithmetic(hidden_ND)
         weight = weight_VD.to(dtype)
         count = len(targets_N)

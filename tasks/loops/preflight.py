@@ -7,8 +7,8 @@ from typing import Any
 
 from specs.records import Trajectory
 from specs.stages import Needs
+from tasks.episodes.shards import tool_errors
 from tasks.loops.groups import group_stats
-from tasks.loops.selection import tool_errors
 
 REVIEW = 50
 """Trajectories with the best and with the worst reward that a person is shown."""

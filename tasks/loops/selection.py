@@ -7,6 +7,7 @@ from typing import Any
 from specs.algorithms import RFT
 from specs.errors import TrainingError
 from specs.records import Trajectory
+from tasks.episodes.shards import tool_errors
 
 
 @dataclass(slots=True)
@@ -122,14 +123,6 @@ def _distinct(ranked: list[Trajectory]) -> list[Trajectory]:
     for trajectory in ranked:
         first.setdefault(tuple(trajectory.ids), trajectory)
     return list(first.values())
-
-
-def tool_errors(trajectory: Trajectory) -> int:
-    """Return how many turns ended in an error of a call or a tool."""
-    return sum(
-        (t.call is not None and t.call.error is not None) or (t.observation is not None and t.observation.is_error)
-        for t in trajectory.turns
-    )
 
 
 def _drop(chosen: Selection, reason: str, count: int = 1) -> None:

@@ -28,8 +28,10 @@ class LlamaConfig:
     """Positions that the weights were made for; 0 means max_length."""
 
     def __post_init__(self) -> None:
-        for name, value in (("head_dim", self.head_dim or self.hidden_size // self.heads),
-                            ("trained_length", self.trained_length or self.max_length)):
+        for name, value in (
+            ("head_dim", self.head_dim or self.hidden_size // self.heads),
+            ("trained_length", self.trained_length or self.max_length),
+        ):
             object.__setattr__(self, name, value)
         whole = self.head_dim * self.heads == self.hidden_size or self.hidden_size % self.heads == 0
         if not whole or self.heads % self.kv_heads or self.head_dim % 2:
@@ -90,7 +92,9 @@ def _check_plain(data: dict[str, Any], where: str) -> None:
     if data.get("quantization_config"):
         found.append("quantization_config")
     if found:
-        raise ProgramError(f"{where}: found {', '.join(found)}, expected a plain Llama without it; choose another model")
+        raise ProgramError(
+            f"{where}: found {', '.join(found)}, expected a plain Llama without it; choose another model"
+        )
 
 
 def config_to_hf(config: LlamaConfig, *, pad_id: int, stop_id: int) -> dict[str, Any]:

@@ -29,7 +29,9 @@ def call_text(name: str, arguments: dict[str, Any], call_format: CallFormat) -> 
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
 
 
-def fragments(tools: Iterable[ToolSchema], call_format: CallFormat, observations: Iterable[dict[str, Any]]) -> list[str]:
+def fragments(
+    tools: Iterable[ToolSchema], call_format: CallFormat, observations: Iterable[dict[str, Any]]
+) -> list[str]:
     """Return the unchanging pieces of the tools' calls and of observations, each once, in a fixed order.
 
     A piece runs from the end of one value to the start of the next, as `{"tool":"check_stock","product":"`

@@ -138,7 +138,7 @@ def test_evaluate_command_then_export(
     assert sorted(line["shard"] for line in lines) == ["greedy"] * 5 + ["trajectories"] * 5
 
 
-def test_an_exported_policy_is_whole_and_transformers_loads_it(
+def test_an_exported_policy_is_whole_and_a_damaged_one_is_not_exported(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("TUTELAGE_HOME", str(tmp_path / "home"))
@@ -146,8 +146,7 @@ def test_an_exported_policy_is_whole_and_transformers_loads_it(
     assert export_command.run(parsed(export_command, str(place / "policy"), str(target), "--json")) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["digest"] == digest_tree(place / "policy" / "policy")
-    transformers = pytest.importorskip("transformers")
-    assert transformers.LlamaForCausalLM.from_pretrained(target).config.hidden_size == 16
+    assert {p.name for p in target.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     with pytest.raises(StateError, match="there already"):
         export_command.run(parsed(export_command, str(place / "policy"), str(target)))
     with pytest.raises(ProgramError, match="expected a policy"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -56,6 +57,18 @@ def told(node: Any) -> Any:
     return Outcome(metrics={"bad": float("nan"), "good": 1.0})
 
 
+def chats(node: Any) -> Any:
+    from flows.context import Outcome
+
+    (node.out / "result").write_text("small")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    for i in range(100):
+        print(f"line {i:03d} " + "x" * 91)
+    print("no newline at the end", end="")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return Outcome()
+
+
 def dies(node: Any) -> Any:
     os.kill(os.getpid(), node.params["signal"])
     time.sleep(5)
@@ -92,6 +105,15 @@ def test_a_child_has_a_session_threads_a_seed_and_preloaded_modules_and_its_log(
     assert receipt is not None
     assert receipt.metrics == {"bad": None, "good": 1.0}
     assert "metric bad is nan" in receipt.notes[0]
+
+
+def test_a_log_that_the_disk_does_not_take_is_cut_and_said_so_and_nothing_else(tmp_path: Path):
+    launcher = LocalLauncher()
+    notes, _ = _run(launcher, _work(tmp_path, "chats"))
+    launcher.close()
+    assert notes == ["the disk took no more log lines, some were dropped"]
+    assert State(tmp_path).receipt("chats", deep=True) is not None
+    assert (State(tmp_path).node("chats") / "log").read_text().startswith("line 000")
 
 
 def test_a_killed_child_is_told_by_signal_and_log(tmp_path: Path):

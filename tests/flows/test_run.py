@@ -143,6 +143,29 @@ def test_status_and_logs_read_what_is_on_disk(project: Path, capsys: pytest.Capt
     assert "did you mean teach" in capsys.readouterr().err
 
 
+def test_status_tells_a_crash_and_what_is_kept(project: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["run", "tiny.yaml", "--no-services"]) == 0
+    state = State(project / ".tutelage")
+    record = state.last("tiny")
+    assert record is not None
+    node = state.node(record.nodes["teach"]["run_key"])
+    (node / "receipt.json").unlink()
+    (node / "ckpt" / "step-000000020").mkdir(parents=True)
+    record.ended, record.exit_code = None, None
+    record.driver["start"] = "1"
+    record.nodes["teach"]["status"] = "running"
+    state.save_record(record)
+    (state.program("tiny") / "executions" / f"{record.execution}.jsonl").unlink()
+    capsys.readouterr()
+    assert main(["status", "--json"]) == 0
+    data = _json(capsys)
+    assert data["state"] == "crashed"
+    teach = next(n for n in data["nodes"] if n["node"] == "teach")
+    assert teach["status"] == "interrupted"
+    assert teach["reason"] == "its driver died; checkpoint 20/30 is kept"
+    assert data["resume"] == f"tutelage resume {project / 'tiny.yaml'}"
+
+
 def test_a_repeat_imports_no_orchestrator_no_tracker_and_no_tensors(project: Path):
     assert main(["run", "tiny.yaml", "--no-services"]) == 0
     code = (

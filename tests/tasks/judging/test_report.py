@@ -109,7 +109,7 @@ def test_without_durations_there_is_no_column_of_them():
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
 def test_ticks_span_the_values(low: float, width: float):
     marks = ticks(low, low + width)
-    assert marks[0] <= low + 1e-6 * (1 + abs(low))
+    assert marks[0] <= low + 1e-6 * (1 + abs(low) + width)
     assert marks[-1] >= low + width - 1e-6 * (1 + abs(low) + width)
     assert 2 <= len(marks) <= 9
 

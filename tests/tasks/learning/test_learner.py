@@ -10,7 +10,7 @@ from specs.algorithms import GRPO, SFT, Optimizer
 from specs.errors import StateError, TrainingError
 from tasks.learning.algorithms import loss_for
 from tasks.learning.head import selected_logprobs
-from tasks.learning.learner import row_weights
+from tasks.learning.learner import Aggregation, row_weights
 from tasks.learning.microbatches import micro_batches
 from tasks.learning.optimizers import learning_rate_at
 from tasks.learning.rows import TrainingRow
@@ -21,14 +21,18 @@ NLL = loss_for(SFT(type="sft"))
 FLAT_STEP = Optimizer(learning_rate=1e-9, grad_norm=1e9)
 
 
-def gradient(rows, loss, aggregation="token", micro_batch_tokens=8192):
+def flat_gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def gradient(rows, loss, aggregation: Aggregation = "token", micro_batch_tokens=8192):
     """Return loss and flat gradient of a step, caught before the update."""
     model = tiny_model()
     caught = {}
 
     def look(report):
         caught["loss"] = report.loss
-        caught["gradient"] = torch.cat([p.grad.flatten() for p in model.parameters()])
+        caught["gradient"] = flat_gradient(model)
 
     made = learner(model, optimizer=FLAT_STEP, micro_batch_tokens=micro_batch_tokens)
     made.step(rows, loss, aggregation, guard=look)
@@ -47,7 +51,7 @@ def plain_gradient(rows, aggregation):
                 weight = 1 / sum(counts) if aggregation == "token" else 1 / n / len(rows)
                 total = total - weight * logits[t - 1, row.ids[t]]
     total.backward()
-    return float(total.detach()), torch.cat([p.grad.flatten() for p in model.parameters()])
+    return float(total.detach()), flat_gradient(model)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])

@@ -1,13 +1,13 @@
 import pytest
 
 from specs.errors import DataError, TrainingError
-from specs.records import Source, Trajectory, Turn
+from specs.records import Source, Status, Trajectory, Turn
 from tasks.learning.rows import TrainingRow, check_rows, merge_reports, rows_from
 
 P, U, A, T = Source.TEMPLATE, Source.USER, Source.POLICY, Source.TOOL
 
 
-def trajectory(sources, *, name="t", ids=None, status="finished", **more):
+def trajectory(sources, *, name="t", ids=None, status: Status = "finished", **more):
     n = len(sources)
     return Trajectory(
         id=name,

@@ -1,10 +1,12 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from specs.algorithms import GRPO, Optimizer
 from specs.errors import Interrupted, TrainingError, VerifierError
+from tasks.episodes.local import LocalSampler
 from tasks.learning.checkpoints import Checkpointer
 from tasks.learning.learner import Learner
 from tasks.loops.collect import Draw, collect
@@ -29,9 +31,12 @@ def taught():
     return taught_policy()
 
 
-def stage(taught, spec=SPEC, problems=PROBLEMS, folder=None, stop_after=None, spoil=None, **reward):
+def stage(taught, spec=SPEC, problems=PROBLEMS, folder=None, stop_after=None, spoil=None, max_new_tokens=8, **reward):
     policy = copy.deepcopy(taught)
     arena = toy_arena(policy, **reward)
+    arena = replace(arena, max_new_tokens=max_new_tokens)
+    sampler = arena.sampler
+    assert isinstance(sampler, LocalSampler)
     learner = Learner(policy.model, spec.optimizer, spec.steps * spec.updates_per_batch)
     lines = []
     hooks = Hooks(metrics=lambda step, **values: lines.append(values), checkpoint_seconds=0.0)
@@ -39,9 +44,9 @@ def stage(taught, spec=SPEC, problems=PROBLEMS, folder=None, stop_after=None, sp
     hooks.checkpointer = Checkpointer(folder) if folder else None
 
     def load(step):
-        arena.sampler.load_weights(policy.model, f"step{step}")
+        sampler.load_weights(policy.model, f"step{step}")
         if spoil is not None:
-            spoil(arena.sampler)
+            spoil(sampler)
 
     fixed = OnPolicy(
         spec=spec,
@@ -64,7 +69,7 @@ def test_it_learns_what_is_rewarded(taught):
     report = run()
     curve = report.curve
     assert 0.3 < curve[0]["success"] < 0.7
-    assert curve[-1]["success"] > 0.9
+    assert sum(line["success"] for line in curve[-3:]) / 3 > 0.8
     assert curve[0]["logprob_gap"] < 1e-4
     assert curve[0]["ess"] == pytest.approx(1.0, abs=1e-3)
     assert curve[0]["reference_kl_k3"] == pytest.approx(0.0, abs=1e-6)
@@ -128,27 +133,27 @@ def test_some_without_a_verdict_take_no_part(taught):
 
 def test_cut_trajectories_are_left_out_or_stop_the_stage(taught):
     spec = SPEC.model_copy(update={"steps": 1, "truncated": "mask", "max_truncated": 0.01})
-    policy = copy.deepcopy(taught)
-    arena = toy_arena(policy)
-    short = copy.copy(arena)
-    object.__setattr__(short, "max_new_tokens", 2)
-    learner = Learner(policy.model, spec.optimizer, 1)
-    load = lambda step: arena.sampler.load_weights(policy.model, f"step{step}")  # noqa: E731
-    fixed = OnPolicy(spec, ProblemOrder({"a": PROBLEMS}, 5), 5, policy.config.max_length, load)
+    _, run = stage(taught, spec, max_new_tokens=2)
     with pytest.raises(TrainingError, match=r"100 % of the trajectories were cut.*max_new_tokens"):
-        train_grpo(learner, short, fixed)
+        run()
+    spec = SPEC.model_copy(update={"steps": 1, "truncated": "mask", "temperature": 2.0})
+    _, run = stage(taught, spec, max_new_tokens=4)
+    report = run()
+    cut = report.curve[0]["truncated"]
+    assert 0 < cut < 0.9
+    assert 0 < report.dropped["truncated"] <= round(cut * 24)
 
 
 def test_rollouts_of_finished_parts_are_not_drawn_again(taught, tmp_path, monkeypatch):
     policy = copy.deepcopy(taught)
-    arena = toy_arena(policy)
-    monkeypatch.setattr("tasks.loops.collect.PARTS_IN_FLIGHT", 0.1)
+    arena = replace(toy_arena(policy), in_flight=6)
+    monkeypatch.setattr("tasks.loops.collect.PARTS_IN_FLIGHT", 1)
     draw = Draw(3, 1.0, 0, "x")
     whole = collect(arena, PROBLEMS, draw).trajectories
     told = []
     calls = iter(range(99))
     with pytest.raises(Interrupted):
-        collect(arena, PROBLEMS, draw, store=RolloutStore(tmp_path), stop=lambda: next(calls) > 2)
+        collect(arena, PROBLEMS, draw, store=RolloutStore(tmp_path), stop=lambda: next(calls) > 1)
     stored = list(RolloutStore(tmp_path).names())
     assert stored
     store = RolloutStore(tmp_path)

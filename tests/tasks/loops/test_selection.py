@@ -2,7 +2,7 @@ import pytest
 
 from specs.algorithms import RFT
 from specs.errors import TrainingError
-from specs.records import Observation, ToolCall, Turn
+from specs.records import Observation, Status, ToolCall, Turn
 from tasks.loops.selection import require_positives, select
 from tests.tasks.learning.test_rows import A, U, trajectory
 
@@ -18,7 +18,7 @@ EXAMPLE = [
 ]
 
 
-def drawn(problem, name, reward, tokens=3, *, status="finished", ids=None):
+def drawn(problem, name, reward, tokens=3, *, status: Status = "finished", ids=None):
     made = trajectory([U] + [A] * tokens, name=name, status=status, ids=ids or [ord(name[0])] * (tokens + 1))
     made.problem_id, made.reward, made.success = problem, reward, None if reward is None else reward >= 1.0
     made.turns[0].start = 1
@@ -27,7 +27,7 @@ def drawn(problem, name, reward, tokens=3, *, status="finished", ids=None):
 
 
 def test_worked_example_of_selection():
-    chosen = select([drawn(*row) for row in EXAMPLE], RFT(type="rft", threshold=1.0, top_k=2, band=[0.05, 0.8]))
+    chosen = select([drawn(*row) for row in EXAMPLE], RFT(type="rft", threshold=1.0, top_k=2, band=(0.05, 0.8)))
     assert chosen.pass_rates == {"t1": 0.75, "t2": 0.0, "t3": 1.0}
     assert chosen.ids == ["b", "d"]
     assert chosen.dropped == {"below_threshold": 3, "outside_band": 2, "beyond_top_k": 1}
@@ -57,7 +57,10 @@ def test_repeats_and_tool_errors_are_left_out():
     same = [7, 8, 9, 9]
     made = [drawn("p", n, 1.0, ids=same) for n in "ab"] + [drawn("p", "c", 1.0)]
     wrong = ToolCall("f", {}, "", error="unknown_tool")
-    made[2].turns = [Turn(1, 3, "", wrong, None), Turn(3, 4, "", None, Observation({}, is_error=True))]
+    made[2].turns = [
+        Turn(1, 3, "", wrong, Observation({}, is_error=True)),
+        Turn(3, 4, "", None, Observation({}, is_error=True)),
+    ]
     spec = RFT(type="rft", top_k=None, max_tool_errors=1)
     chosen = select(made, spec)
     assert (chosen.ids, chosen.dropped) == (["a"], {"repeated": 1, "tool_errors": 1})

@@ -18,7 +18,7 @@ from tasks.statistics.paired import (
     upper_bound,
 )
 
-counts = st.integers(1, 40).flatmap(
+counts = st.integers(1, 25).flatmap(
     lambda n: st.integers(0, n).flatmap(lambda b: st.tuples(st.just(b), st.integers(0, n - b), st.just(n)))
 )
 

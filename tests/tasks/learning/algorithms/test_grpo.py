@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from specs.algorithms import GRPO
 from tasks.learning.algorithms import grpo
 from tasks.learning.algorithms.grpo import advantages, kl_k3
+from tasks.learning.learner import Aggregation
 from tasks.tensors import Batch, token_weights
 
 SPEC = GRPO(type="grpo")
@@ -17,7 +18,7 @@ MASK = [[1, 1, 1], [1, 1, 0]]
 ADVANTAGES = torch.tensor([[1.0] * 3, [-0.5] * 3])
 
 
-def batch(logprobs, old, mask, advantage, aggregation="token", reference=None):
+def batch(logprobs, old, mask, advantage, aggregation: Aggregation = "token", reference=None):
     return Batch(
         logprobs,
         token_weights(torch.as_tensor(mask), aggregation),

@@ -1,0 +1,181 @@
+"""Data versions on the branch `data`: the user's checkout stays as it is, nothing half-written is recorded."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows import datasets
+from flows.databranch import wait_for_dvc, writing
+from flows.datasets import Item
+from flows.leases import Lease
+from flows.state import State
+from specs.errors import DataError, ServiceError, StateError
+from tasks.files import list_tree
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh clone: a git repository without identity, and without any settings of a user."""
+    empty = tmp_path / "nobody"
+    empty.mkdir()
+    monkeypatch.setenv("HOME", str(empty))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(empty))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    root = tmp_path / "project"
+    root.mkdir()
+    git(root, "init", "-q", "-b", "main")
+    (root / "mine.txt").write_text("mine")
+    git(root, "add", "mine.txt")
+    State(root / ".tutelage").prepare()
+    return root
+
+
+def item(home: Path, name: str, text: str) -> Item:
+    out = home / "nodes" / f"{name}-{len(text)}" / "out"
+    (out / "part").mkdir(parents=True, exist_ok=True)
+    (out / "records.jsonl").write_text(text)
+    (out / "part" / "summary.json").write_text("{}")
+    return Item(f"p/{name}", out, list_tree(out), {"program": "p", "node": f"data.{name}"})
+
+
+def test_versions_are_commits_and_the_checkout_stays_as_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = project / ".tutelage"
+    before = git(project, "status", "--porcelain", "--branch")
+    said: list[str] = []
+    first = datasets.publish(
+        home, [item(home, "demos", "one\n"), item(home, "train", "t\n")], "p: data", say=said.append
+    )
+    assert [v.version for v in first] == [1, 1]
+    assert first[0].commit == first[1].commit
+    assert datasets.publish(home, [item(home, "demos", "one\n")], "again", say=said.append) == first[:1]
+    (second,) = datasets.publish(home, [item(home, "demos", "two, more\n")], "p: data", say=said.append)
+    assert second.version == 2
+    assert said == []
+    assert git(project, "status", "--porcelain", "--branch") == before
+    assert git(project, "log", "--format=%s", "data").splitlines() == [
+        "p: data",
+        "p: data",
+        "Data versions of tutelage",
+    ]
+    assert [(v.name, v.version) for v in datasets.latest(home)] == [("p/demos", 2), ("p/train", 1)]
+    assert datasets.find(home, "demos@v1") == first[0]
+    assert datasets.find(home, f"p/demos@{second.commit[:8]}") == second
+    with pytest.raises(DataError, match="there is: p/demos, p/train"):
+        datasets.find(home, "demo")
+    with pytest.raises(DataError, match=r"there is: v2 .*, v1"):
+        datasets.find(home, "demos@v3")
+    _read_as_dvc_does(project, first[0].commit, second.commit, monkeypatch)
+
+
+def _read_as_dvc_does(project: Path, first: str, second: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dvc.api
+
+    monkeypatch.chdir(project)
+    assert dvc.api.read("p/demos/records.jsonl", rev=first) == "one\n"
+    assert dvc.api.read("p/demos/records.jsonl", rev=second) == "two, more\n"
+
+
+def test_a_damaged_or_missing_object_is_named_and_comes_back(project: Path) -> None:
+    home = project / ".tutelage"
+    (made,) = datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)
+    target = project / "copy"
+    assert datasets.checkout(home, made, target) == 2
+    assert (target / "records.jsonl").read_text() == "one\n"
+    with pytest.raises(DataError, match="not empty"):
+        datasets.checkout(home, made, target)
+    objects = home / "dvc" / "cache" / "files" / "md5"
+    listing = json.loads((objects / made.md5[:2] / made.md5[2:]).read_text())
+    md5 = next(e["md5"] for e in listing if e["relpath"] == "records.jsonl")
+    one = objects / md5[:2] / md5[2:]
+    one.chmod(0o644)
+    one.write_text("0ne\n")
+    with pytest.raises(StateError, match="is damaged"):
+        datasets.checkout(home, made, project / "copy2")
+    one.unlink()
+    with pytest.raises(StateError, match=r"p/demos v1: .* is missing; restore it"):
+        datasets.checkout(home, made, project / "copy3")
+    said: list[str] = []
+    assert datasets.publish(home, [item(home, "demos", "one\n")], "m", say=said.append) == [made]
+    assert "are back in the cache" in said[0]
+    assert datasets.checkout(home, made, project / "copy4") == 2
+
+
+def test_what_differs_from_its_receipt_is_never_a_version(project: Path) -> None:
+    home = project / ".tutelage"
+    datasets.publish(home, [item(home, "train", "t\n")], "m", say=print)
+    bad = item(home, "demos", "one\n")
+    (bad.folder / "records.jsonl").write_text("0ne\n")
+    with pytest.raises(StateError, match="differs from its receipt"):
+        datasets.publish(home, [bad], "m", say=print)
+    assert [v.name for v in datasets.latest(home)] == ["p/train"]
+
+
+def test_without_git_the_versions_stay_local_and_that_is_said_once(tmp_path: Path) -> None:
+    home = tmp_path / ".tutelage"
+    State(home).prepare()
+    said: list[str] = []
+    for text in ("one\n", "two, more\n"):
+        datasets.publish(home, [item(home, "demos", text)], "m", say=said.append)
+    assert len(said) == 1
+    assert "no git repository" in said[0]
+    assert datasets.checkout(home, datasets.find(home, "demos@1"), tmp_path / "copy") == 2
+
+
+def test_a_branch_called_data_that_is_not_ours_is_left_alone(project: Path) -> None:
+    git(project, "-c", "user.name=u", "-c", "user.email=u@localhost", "commit", "-q", "-m", "mine")
+    git(project, "branch", "data")
+    home = project / ".tutelage"
+    with pytest.raises(ServiceError, match="git branch -m data other"):
+        datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)
+    assert git(project, "log", "--format=%s", "data") == "mine\n"
+
+
+def _sleeper() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
+
+
+def test_locks_of_the_dead_are_cleared_and_the_living_are_named(project: Path) -> None:
+    home = project / ".tutelage"
+    (made,) = datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)
+    tmp = home / "dvc" / "worktree" / ".dvc" / "tmp"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    alive = _sleeper()
+    try:
+        lock = {"write": {str(tmp / "x"): {"pid": gone.pid, "cmd": "dvc add"}}, "read": {}}
+        (tmp / "rwlock").write_text(json.dumps(lock))
+        (tmp / "lock").write_text(f" {gone.pid}\n")
+        said: list[str] = []
+        with writing(home, said.append, seconds=1.0) as branch:
+            assert sum("cleared" in s for s in said) == 2
+            lock["write"] = {str(tmp / "x"): {"pid": alive.pid, "cmd": "dvc add"}}
+            (tmp / "rwlock").write_text(json.dumps(lock))
+            with pytest.raises(StateError, match=f"locked by process {alive.pid} .dvc add."):
+                wait_for_dvc(branch, said.append, seconds=0.3)
+            os.utime(tmp / "rwlock", (time.time() - 3600, time.time() - 3600))  # written before that process began
+            wait_for_dvc(branch, said.append, seconds=0.3)
+    finally:
+        alive.kill()
+        alive.wait()
+    assert datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print) == [made]
+
+
+def test_one_publisher_at_a_time_and_the_owner_is_named(project: Path) -> None:
+    home = project / ".tutelage"
+    (home / "dvc").mkdir()
+    lease = Lease(home / "dvc" / "lock")
+    assert lease.try_acquire()
+    with pytest.raises(StateError, match=f"written by process {os.getpid()} on"):
+        datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print, seconds=0.3)
+    lease.release()
+    (made,) = datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)
+    assert made.version == 1

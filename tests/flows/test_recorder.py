@@ -1,0 +1,235 @@
+"""What MLflow and DVC are told of an execution: everything once, whatever is killed, locked or sent again."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import datasets, recorder, registry
+from flows.nodes import Plan
+from flows.state import State
+from flows.tracking import flatten, points_of, safe_name, short, without_secrets
+from tests.flows.toy_program import plan, run
+
+
+def recorded(home: Path, what: Plan, *, end: bool = True) -> str:
+    """Run a plan, tell the recorder, and return the execution."""
+    finish = run(home, what, services=False)
+    state, record = State(home), finish.record
+    events = recorder.Events(state, record.execution)
+    events.start(what, record)
+    if end:
+        events.end(finish.exit_code)
+    return record.execution
+
+
+def rows(home: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(f"file:{home}/mlflow/mlflow.db?mode=ro", uri=True) as db:
+        return db.execute(query, values).fetchall()
+
+
+def everything(home: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Return what the store holds, without ids."""
+    return {
+        "runs": rows(home, "select name, status, start_time, end_time from runs order by name"),
+        "metrics": rows(
+            home,
+            "select r.name, m.key, m.value, m.step, m.timestamp, m.is_nan from metrics m"
+            " join runs r on r.run_uuid = m.run_uuid order by 1, 2, 4",
+        ),
+        "params": rows(
+            home,
+            "select r.name, p.key, p.value from params p join runs r on r.run_uuid = p.run_uuid order by 1, 2",
+        ),
+        "inputs": rows(home, "select name, digest, dataset_source_type from datasets order by 1"),
+        "models": rows(home, "select name, status from logged_models order by 1"),
+        "versions": rows(home, "select name, version from model_versions order by 2"),
+        "aliases": rows(home, "select name, alias, version from registered_model_aliases order by 2"),
+    }
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose one execution is recorded wholly; its MLflow store is the template of the others."""
+    home = tmp_path_factory.mktemp("sent") / ".tutelage"
+    execution = recorded(home, plan())
+    recorder.start(home)
+    said = recorder.drain(home, execution, 60)
+    assert len(said) == 1, said
+    assert "no git repository" in said[0]
+    return home
+
+
+def copy_store(sent: Path, home: Path) -> None:
+    """Give a home an empty store with its tables made, which takes seconds."""
+    (home / "mlflow").mkdir(parents=True)
+    with sqlite3.connect(f"file:{sent}/mlflow/mlflow.db?mode=ro", uri=True) as source:
+        source.backup(target := sqlite3.connect(home / "mlflow" / "mlflow.db"))
+        target.close()
+
+
+@pytest.mark.services
+def test_an_execution_is_a_run_with_a_child_for_every_node(sent: Path) -> None:
+    found = everything(sent)
+    names = [r[0] for r in found["runs"]]
+    nodes = ["data.hidden", "data.train", "eval.init.hidden", "eval.teach.hidden", "gate.ship", "policy.init"]
+    assert sorted(names[1:]) == sorted([*nodes, "promote.ship", "report", "teach"])
+    assert {r[1] for r in found["runs"]} == {"FINISHED"}
+    parent = {m[1]: m[2] for m in found["metrics"] if m[0] == names[0]}
+    assert parent["success.hidden"] == 0.9
+    assert parent["success_low.hidden"] == pytest.approx(0.85)
+    assert (parent["gate.ship"], parent["cost.rollouts"], parent["cost.steps"]) == (1.0, 20.0, 5.0)
+    curve = [(m[3], m[2]) for m in found["metrics"] if m[1] == "by_stage.success.hidden"]
+    assert curve == [(0, 0.1), (1, 0.9)]
+    loss = [(m[3], m[2]) for m in found["metrics"] if m[0] == "teach" and m[1] == "loss"]
+    assert loss == [(i, pytest.approx(1 / i)) for i in range(1, 6)]
+    infinite = [(m[3], m[2]) for m in found["metrics"] if m[1] == "gap.not_finite"]
+    assert infinite == [(2, 1.0), (4, 2.0)]
+    assert all(abs(m[2]) < 1e300 for m in found["metrics"])
+    params = {p[1]: p[2] for p in found["params"] if p[0] == "teach"}
+    assert len(params) == 100
+    assert params["algorithm.template"].startswith("sha256:")
+    assert params["algorithm.optimizer.learning_rate"] == "0.001"
+
+
+@pytest.mark.services
+def test_models_data_and_aliases_are_linked(sent: Path) -> None:
+    found = everything(sent)
+    assert found["models"] == [("init", 2), ("teach", 2)]
+    assert found["versions"] == [("toy", 1)]
+    assert found["aliases"] == [("toy", "champion", 1)]
+    md5s = {v.name: v.md5 for v in datasets.latest(sent)}
+    assert set(md5s) == {
+        "toy/train",
+        "toy/hidden",
+        "toy/eval.init.hidden.trajectories",
+        "toy/eval.teach.hidden.trajectories",
+    }
+    assert found["inputs"] == [("toy/hidden", md5s["toy/hidden"], "dvc"), ("toy/train", md5s["toy/train"], "dvc")]
+    champion = registry.champion(sent, "toy")
+    assert champion is not None
+    tags = rows(sent, "select value from model_version_tags where key = 'tutelage.digest'")
+    assert tags == [(champion.digest,)]
+    artifacts = {p.name for p in (sent / "mlflow" / "artifacts").rglob("*") if p.is_file()}
+    assert {"toy.yaml", "plan.json", "plan.md", "gate.json", "report.html", "params.json"} <= artifacts
+
+
+@pytest.mark.services
+def test_sending_everything_again_changes_nothing(sent: Path, tmp_path: Path) -> None:
+    home = tmp_path / ".tutelage"
+    shutil.copytree(sent, home, symlinks=True)
+    before = everything(home)
+    (home / "recorder" / "sent.jsonl").write_text('{"execution": "torn')
+    _sync(home)
+    after = everything(home)
+    for what, found in before.items():
+        assert after[what] == found, what
+
+
+def _sync(home: Path, **environment: str) -> dict[str, Any]:
+    code = "import json, sys; from pathlib import Path; from flows.recorder import sync;"
+    code += "print(json.dumps(sync(Path(sys.argv[1]), seconds=float(sys.argv[2]))))"
+    env = {**os.environ, **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(home), environment.get("SECONDS", "30")],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.services
+def test_a_locked_store_delays_nothing_and_gets_everything_later(sent: Path, tmp_path: Path) -> None:
+    home = tmp_path / ".tutelage"
+    copy_store(sent, home)
+    held = sqlite3.connect(home / "mlflow" / "mlflow.db", isolation_level=None)
+    held.execute("begin exclusive")
+    execution = recorded(home, plan(seconds=0.01))
+    recorder.start(home)
+    before = time.monotonic()
+    said = recorder.drain(home, execution, 1.5)
+    assert time.monotonic() - before < 3.0
+    assert "not sent yet to MLflow and DVC" in said[0]
+    assert "tutelage data sync" in said[0]
+    held.execute("rollback")
+    held.close()
+    assert len(recorder.drain(home, execution, 60)) == 1  # that there is no git repository
+    points = rows(
+        home,
+        "select count(*) from metrics m join runs r on r.run_uuid = m.run_uuid where r.name = 'teach' and m.key = 'loss'"
+        " and r.run_uuid in (select run_uuid from tags where key = 'tutelage.execution' and value = ?)",
+        execution,
+    )
+    assert points == [(5,)]
+
+
+@pytest.mark.services
+def test_an_absent_store_is_named_and_the_run_is_sent_by_hand_later(sent: Path, tmp_path: Path) -> None:
+    home = tmp_path / ".tutelage"
+    copy_store(sent, home)
+    execution = recorded(home, plan(seconds=0.02))
+    status = _sync(home, MLFLOW_TRACKING_URI="http://user:secret@127.0.0.1:9", SECONDS="0")
+    assert status[execution]["done"] is False
+    assert "MLflow at http://127.0.0.1:9" in status[execution]["errors"][0]
+    assert "secret" not in json.dumps(status)
+    assert _sync(home)[execution]["done"] is True
+
+
+@pytest.mark.services
+def test_a_killed_driver_leaves_no_run_running(sent: Path, tmp_path: Path) -> None:
+    home = tmp_path / ".tutelage"
+    copy_store(sent, home)
+    execution = recorded(home, plan(seconds=0.03), end=False)
+    state = State(home)
+    record = state.last("toy")
+    assert record is not None
+    record.driver["start"] = "1"  # that process is gone
+    record.ended = record.exit_code = None
+    state.save_record(record)
+    state.ledger("toy", execution).append([{"node": "teach", "at": record.started, "status": "running", "reason": ""}])
+    lines = (state.program("toy") / "executions" / f"{execution}.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["node"] != "teach" or json.loads(line)["status"] == "running"]
+    (state.program("toy") / "executions" / f"{execution}.jsonl").write_text("".join(f"{k}\n" for k in kept))
+    path = state.program("toy") / "executions" / f"{execution}.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "nodes": {k: v for k, v in data["nodes"].items() if k != "teach"}}))
+    assert _sync(home)[execution]["done"] is True
+    query = "select name, status from runs r join tags t on t.run_uuid = r.run_uuid where t.key = 'tutelage.execution'"
+    found = dict(rows(home, f"{query} and t.value = ?", execution))
+    assert (found[execution], found["teach"], found["report"]) == ("KILLED", "KILLED", "FINISHED")
+
+
+def test_the_same_spool_gives_the_same_points_whenever_it_is_read() -> None:
+    lines = [
+        '{"step": 1, "seconds": 0.5, "values": {"loss": 1.0, "gap": null}, "not_finite": ["gap"]}',
+        '{"step": 2, "seconds": 1.5, "values": {"loss": 0.5}}',
+        '{"step": 3, "seconds": 0.25, "values": {"loss": 0.25}}',  # a resumed attempt
+        '{"step": 4, "seco',
+    ]
+    points = points_of(lines, 1000)
+    assert points == points_of(lines, 1000)
+    assert [(p[0], p[2], p[3]) for p in points] == [
+        ("loss", 1500, 1),
+        ("gap.not_finite", 1500, 1),
+        ("loss", 2500, 2),
+        ("loss", 2750, 3),
+    ]
+
+
+def test_params_are_flat_short_and_named_reversibly() -> None:
+    flat = flatten({"a": {"b": [1, 2]}, "c": [{"d": 1}], "e": "x" * 9000})
+    assert {k: v for k, v in flat.items() if k != "e"} == {"a.b": [1, 2], "c.0.d": 1}
+    assert short(flat["e"]).endswith("(9000 characters, whole in params.json)")
+    assert short([1, 2]) == "[1, 2]"
+    assert safe_name("a.b/c-d") == "a.b/c-d"
+    assert safe_name("lr=1:2") == "lr:3d1:3a2"
+    assert without_secrets("http://me:key@host/x") == "http://host/x"

@@ -1,0 +1,138 @@
+"""Registered policies: promoted once, rolled back, never from a damaged file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import registry
+from flows.context import MetricSpool, NodeContext
+from flows.registry import Candidate
+from flows.work.promotion import promote, registered
+from specs.errors import StateError
+
+
+def policy(folder: Path, weights: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text(weights)
+    (folder / "manifest.json").write_text("{}")
+    return folder
+
+
+def candidate(tmp: Path, weights: str, gate: str | None = None) -> Candidate:
+    return Candidate(policy(tmp / f"made-{weights}-{gate}", weights), f"stage-{weights}", gate, "e1", "why")
+
+
+def test_a_promotion_happens_once_for_a_gate_and_a_policy(tmp_path: Path) -> None:
+    home, one = tmp_path / "home", candidate(tmp_path, "a", "gate1")
+    first = registry.promote(home, "p", one)
+    assert (first.version, first.result, first.previous) == (1, "promoted", None)
+    assert registry.promote(home, "p", one) == first
+    two = candidate(tmp_path, "b", "gate2")
+    second = registry.promote(home, "p", two)
+    assert (second.version, second.previous) == (2, 1)
+    assert registry.promote(home, "p", one) == first  # the node of the first promotion, done again after a kill
+    known = registry.load(home, "p")
+    assert known.aliases == {"champion": 2, "previous": 1}
+    assert len(known.promotions) == 2
+
+
+def test_the_champion_again_under_another_gate_is_already_promoted(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    registry.promote(home, "p", candidate(tmp_path, "a", "gate1"))
+    again = registry.promote(home, "p", candidate(tmp_path, "a", "gate2"))
+    assert (again.result, again.version) == ("already_promoted", 1)
+    assert len(registry.load(home, "p").versions) == 1
+
+
+def test_rollback_swaps_champion_and_previous(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with pytest.raises(StateError, match="no previous champion"):
+        registry.rollback(home, "p")
+    registry.promote(home, "p", candidate(tmp_path, "a", "gate1"))
+    registry.promote(home, "p", candidate(tmp_path, "b", "gate2"))
+    assert registry.rollback(home, "p", "worse in use").version == 1
+    assert registry.load(home, "p").aliases == {"champion": 1, "previous": 2}
+    assert registry.rollback(home, "p").version == 2
+
+
+def test_a_person_may_promote_what_a_gate_let_in_before(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    one = candidate(tmp_path, "a", "gate1")
+    registry.promote(home, "p", one)
+    registry.promote(home, "p", candidate(tmp_path, "b", "gate2"))
+    folder = registry.checked_folder(home, registry.load(home, "p").versions[0])
+    back = registry.promote(home, "p", Candidate(folder, "stage-a", reason="by hand"))
+    assert (back.version, back.previous, back.result) == (1, 2, "promoted")
+
+
+def test_damage_is_named_and_never_used(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    registry.promote(home, "p", candidate(tmp_path, "a", "gate1"))
+    registry.promote(home, "p", candidate(tmp_path, "b", "gate2"))
+    first = registry.load(home, "p").versions[0]
+    (home / first.folder / "model.safetensors").unlink()
+    (home / first.folder / "model.safetensors").write_text("x")
+    with pytest.raises(StateError, match="v1 is damaged"):
+        registry.rollback(home, "p")
+    assert registry.load(home, "p").aliases["champion"] == 2
+    registry.path_of(home, "p").write_text('{"program": "p"}')
+    with pytest.raises(StateError, match="damaged registry"):
+        registry.load(home, "p")
+
+
+def test_a_challenger_waits_beside_the_champion(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    registry.promote(home, "p", candidate(tmp_path, "a", "gate1"))
+    version = registry.challenge(home, "p", candidate(tmp_path, "b", "gate2"))
+    assert registry.load(home, "p").aliases == {"champion": 1, "challenger": version.version}
+    registry.promote(home, "p", candidate(tmp_path, "b", "gate3"))
+    assert registry.load(home, "p").aliases == {"champion": 2, "previous": 1}
+
+
+def node(tmp: Path, params: dict[str, Any], inputs: dict[str, Path]) -> NodeContext:
+    out = tmp / "home" / "nodes" / "key" / "out"
+    out.mkdir(parents=True, exist_ok=True)
+    spool = MetricSpool(tmp / "metrics.jsonl")
+    return NodeContext(
+        "promote.ship", "promote", params, {}, 17, inputs, out, tmp, spool, lambda: False, lambda *_: None
+    )
+
+
+def gate(tmp: Path, answer: str) -> Path:
+    folder = tmp / f"gate-{answer}"
+    folder.mkdir(exist_ok=True)
+    record = {"gate": "ship", "answer": answer, "candidate": "rl", "text": "", "rows": []}
+    (folder / "gate.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_the_bodies_promote_what_passed_and_hand_a_champion_on(tmp_path: Path) -> None:
+    made = policy(tmp_path / "made" / "policy", "a").parent
+    params = {"program": "p", "gate": "ship", "candidates": ["rl"]}
+    failed = promote(node(tmp_path, params, {"gate": gate(tmp_path, "fail"), "policy.rl": made}))
+    assert failed.metrics == {"promoted": 0.0}
+    held = promote(node(tmp_path, params, {"gate": gate(tmp_path, "inconclusive"), "policy.rl": made}))
+    assert "challenger" in held.notes[0]
+    asked = node(tmp_path, params, {"gate": gate(tmp_path, "pass"), "policy.rl": made})
+    assert promote(asked).metrics == {"promoted": 1.0, "version": 1.0}
+    written = (asked.out / "promotion.json").read_bytes()
+    assert promote(asked).result == "completed"  # the same node after a kill: same answer, same bytes
+    assert (asked.out / "promotion.json").read_bytes() == written
+    again = promote(node(tmp_path, params, {"gate": gate(tmp_path, "already_promoted"), "policy.rl": made}))
+    assert again.result == "already_promoted"
+    champion = registry.champion(tmp_path / "home", "p")
+    assert champion is not None
+    given = {"version": 1, "digest": champion.digest, "folder": champion.folder}
+    taken = node(tmp_path, given, {})
+    registered(taken)
+    assert registry.policy_digest(taken.out / "policy") == champion.digest
+
+
+def test_a_gate_record_that_cannot_be_read_promotes_nothing(tmp_path: Path) -> None:
+    folder = gate(tmp_path, "pass")
+    (folder / "gate.json").write_text("{")
+    with pytest.raises(StateError, match="no usable gate record"):
+        promote(node(tmp_path, {"program": "p"}, {"gate": folder}))
+    assert registry.champion(tmp_path / "home", "p") is None

@@ -1,0 +1,241 @@
+import json
+
+import pytest
+import torch
+
+from flows.context import MetricSpool, NodeContext
+from flows.work import data, policy_gradient, supervised
+from specs.agents import ToolLoop
+from specs.algorithms import GRPO, RFT, SFT, Optimizer, SupervisedBatch
+from specs.data import Demonstrations, Problems
+from specs.environments import OrderDesk
+from specs.errors import DataError, Interrupted, TrainingError
+from specs.policy import BPETokenizer, Policy, ScratchPolicy
+from specs.records import demonstration_from
+from specs.reward import Reward
+from specs.run import Run
+from specs.stages import Needs, Preflight
+from specs.verifiers import EnvironmentState
+from tasks.episodes.environments import environment_for
+from tasks.episodes.shards import read_shards
+from tasks.policy.initial import from_scratch
+from tasks.policy.store import load_policy, save_policy
+from tasks.tokens.text import compact_json, fragments
+
+DESK = OrderDesk(kind="order_desk", types=["stock"], max_turns=4)
+SCRATCH = ScratchPolicy(
+    kind="scratch",
+    hidden_size=48,
+    layers=1,
+    heads=4,
+    kv_heads=2,
+    intermediate_size=64,
+    max_length=128,
+    tokenizer=BPETokenizer(kind="bpe", vocab_size=420),
+)
+POLICY = Policy(init=SCRATCH, precision="fp32")
+MUON = Optimizer(kind="muon", learning_rate=1e-2, schedule="linear")
+SHARED = {"policy": POLICY, "agent": ToolLoop(max_new_tokens=24), "environments": {"desk": DESK}}
+# the answer is left aside: a quick model learns to end a job before it learns to copy names
+JUDGED = SHARED | {
+    "verifiers": {"state": EnvironmentState(kind="environment_state", answer=False)},
+    "reward": Reward(outcome={"state": 1.0}),
+}
+ROLL = {"data": {"train": None}}
+
+
+def dump(value):
+    if isinstance(value, dict):
+        return {k: dump(v) for k, v in value.items()}
+    return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
+
+
+def node(folder, name, inputs, params, *, stop=lambda: False, **execution):
+    out = folder / name / f"out{len(list(folder.glob(f'{name}/out*')))}"
+    (folder / name / "ckpt").mkdir(parents=True, exist_ok=True)
+    out.mkdir()
+    return NodeContext(
+        id=name,
+        kind="test",
+        params={k: dump(v) for k, v in params.items()},
+        execution=Run(**execution).model_dump(mode="json"),
+        seed=11,
+        inputs=inputs,
+        out=out,
+        checkpoints=folder / name / "ckpt",
+        metrics=MetricSpool(folder / name / "metrics.jsonl"),
+        stop=stop,
+        progress=lambda what, share, figures: None,
+    )
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Return a folder with demonstrations, problems, an untouched policy, and one after sft."""
+    folder = tmp_path_factory.mktemp("stages")
+    source = Demonstrations(kind="demonstrations", environment="desk", size=160)
+    made = node(folder, "demos", {}, {"source": source, "environment": DESK, "name": "demos"})
+    data.demonstrations(made)
+    problems = node(
+        folder,
+        "train",
+        {},
+        {"source": Problems(kind="problems", environment="desk", size=24), "environment": DESK, "name": "train"},
+    )
+    data.problems(problems)
+    demos = [demonstration_from(json.loads(x)) for x in (made.out / "records.jsonl").read_text().splitlines()]
+    texts = [d.problem.text for d in demos]
+    texts += [compact_json(o.data) for d in demos for _, o in d.turns]
+    tools = environment_for("desk", DESK).tools()
+    pieces = fragments(tools, "flat", [o.data for d in demos for _, o in d.turns])
+    untouched = folder / "init"
+    save_policy(from_scratch(SCRATCH, POLICY.template, texts, pieces, 0), untouched / "policy")
+    taught = sft_node(folder, "teach", made.out, untouched)
+    supervised.sft(taught)
+    return folder, {"data.demos": made.out, "data.train": problems.out, "init": untouched, "taught": taught.out}
+
+
+def sft_node(folder, name, demos, policy, **more):
+    spec = SFT(type="sft", epochs=6, batch=SupervisedBatch(tokens=1024), optimizer=MUON)
+    params = SHARED | {"algorithm": spec, "data": {"demos": None}}
+    return node(folder, name, {"policy": policy, "data.demos": demos}, params, **more)
+
+
+def weights(folder):
+    return torch.cat([p.flatten() for p in load_policy(folder / "policy").model.parameters()])
+
+
+def test_sft_reports_what_trains_and_resumes_bit_for_bit(base, tmp_path):
+    _, at = base
+    rows = read(at["taught"] / "rows.json")
+    assert rows["sources"]["demos"]["rows"] == 160
+    assert 0.1 < rows["sources"]["demos"]["trained_share"] < 0.7
+    assert rows["fit"]["last_loss"] < 0.5 * rows["fit"]["first_loss"]
+    calls = iter(range(999))
+    stopped = sft_node(tmp_path, "teach", at["data.demos"], at["init"], stop=lambda: next(calls) > 4)
+    with pytest.raises(Interrupted):
+        supervised.sft(stopped)
+    again = sft_node(tmp_path, "teach", at["data.demos"], at["init"])
+    assert "went on from step 5" in supervised.sft(again).notes
+    assert torch.equal(weights(again.out), weights(at["taught"]))
+    assert read(again.out / "rows.json") == rows
+    steps = [json.loads(x)["step"] for x in (tmp_path / "teach" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, rows["fit"]["steps"] + 1))
+
+
+def test_what_was_dropped_to_keep_sets_apart_does_not_train(base, tmp_path):
+    _, at = base
+    first = json.loads((at["data.demos"] / "records.jsonl").read_text().splitlines()[0])
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    (apart / "apart.json").write_text(json.dumps({"hits": [], "dropped": {"demos": [first["problem"]["id"]]}}))
+    made = sft_node(tmp_path, "teach", at["data.demos"], at["init"])
+    made.inputs["apart"] = apart
+    supervised.sft(made)
+    assert read(made.out / "rows.json")["sources"]["demos"]["rows"] == 159
+
+
+def test_sft_refuses_problems_without_solutions(base, tmp_path):
+    _, at = base
+    with pytest.raises(DataError, match="sft needs demonstrations"):
+        supervised.sft(sft_node(tmp_path, "teach", at["data.train"], at["init"]))
+
+
+def test_rft_collects_selects_and_trains(base, tmp_path):
+    _, at = base
+    spec = RFT(type="rft", samples=4, rounds=2, min_gain=0.9, optimizer=MUON)
+    params = JUDGED | ROLL | {"algorithm": spec, "round": 1}
+    inputs = {"policy": at["taught"], "data.train": at["data.train"]}
+    collected = node(tmp_path, "collect1", inputs, params)
+    outcome = supervised.collect(collected)
+    chosen = read(collected.out / "collect.json")
+    drawn = {t.id: t for t in read_shards(collected.out / "trajectories")}
+    assert (len(drawn), chosen["continue"]) == (96, True)
+    assert all(drawn[i].success and drawn[i].status == "finished" for i in chosen["selected"])
+    assert len(chosen["selected"]) + sum(chosen["dropped"].values()) == 96
+    assert outcome.cost["rollouts"] == 96
+    fit = node(tmp_path, "fit1", {"policy": at["taught"], "collect": collected.out}, {**params, "data": None})
+    supervised.rft(fit)
+    assert read(fit.out / "rows.json")["sources"]["selected"]["rows"] == len(chosen["selected"])
+    assert not torch.equal(weights(fit.out), weights(at["taught"]))
+
+    second = node(tmp_path, "collect2", inputs | {"policy": fit.out, "previous": collected.out}, params | {"round": 2})
+    notes = supervised.collect(second).notes
+    assert read(second.out / "collect.json")["continue"] is False
+    assert any("later rounds are left out" in n for n in notes)
+
+
+def test_rft_without_a_success_names_the_ways_out(base, tmp_path):
+    _, at = base
+    inputs = {"policy": at["init"], "data.train": at["data.train"]}
+    params = JUDGED | ROLL | {"algorithm": RFT(type="rft", samples=1), "round": 1}
+    with pytest.raises(TrainingError, match="demonstrations first"):
+        supervised.collect(node(tmp_path, "collect1", inputs, params))
+
+
+GRPO_SPEC = GRPO(type="grpo", group_size=4, problems_per_step=6, steps=3, optimizer=Optimizer(learning_rate=1e-3))
+
+
+def grpo_node(folder, at, decision, spec=GRPO_SPEC, **more):
+    inputs = {"policy": at["taught"], "data.train": at["data.train"], "decision": decision}
+    return node(folder, "rl", inputs, JUDGED | ROLL | {"algorithm": spec}, checkpoint_seconds=1e-9, **more)
+
+
+def asked(folder, at, policy, *, last=True, **needs):
+    params = (
+        JUDGED
+        | ROLL
+        | {"algorithm": GRPO_SPEC, "needs": Needs(**needs), "preflight": Preflight(problems=10, samples=4)}
+    )
+    probe = node(folder, "preflight1", {"policy": at[policy], "data.train": at["data.train"]}, params)
+    policy_gradient.preflight(probe)
+    choice = node(folder, "choose1", {"preflight": probe.out}, {"needs": Needs(**needs), "last": last, "stage": "rl"})
+    return probe, choice
+
+
+def test_preflight_decides_whether_a_stage_runs(base, tmp_path):
+    _, at = base
+    probe, choice = asked(tmp_path / "good", at, "taught")
+    policy_gradient.choose(choice)
+    assert read(choice.out / "decision.json")["go"] is True
+    figures = read(probe.out / "preflight.json")
+    assert figures["rollouts"] == 40
+    best, worst = (list(read_shards(probe.out / "review" / part)) for part in ("best", "worst"))
+    assert min(t.reward or 0 for t in best) >= max(t.reward or 0 for t in worst)
+
+    _, choice = asked(tmp_path / "bad", at, "init", last=False)
+    policy_gradient.choose(choice)
+    decision = read(choice.out / "decision.json")
+    assert (decision["go"], "success is 0.000, needs 0.01" in decision["reason"]) == (False, True)
+    choice.params["last"] = True
+    with pytest.raises(TrainingError, match=r"stage rl.*success is 0.000.*else_first: rft"):
+        policy_gradient.choose(choice)
+
+
+def test_grpo_trains_and_resumes_bit_for_bit(base, tmp_path):
+    _, at = base
+    go = tmp_path / "go"
+    go.mkdir()
+    (go / "decision.json").write_text('{"go": true, "reason": ""}')
+    whole = grpo_node(tmp_path / "whole", at, go)
+    outcome = policy_gradient.grpo(whole)
+    assert outcome.cost["rollouts"] == 72
+    assert not torch.equal(weights(whole.out), weights(at["taught"]))
+    curve = read(whole.out / "curve.json")["steps"]
+    assert [line["step"] for line in curve] == [1, 2, 3]
+    assert max(line.get("logprob_gap", 0) for line in curve) < 1e-3
+    versions = {v for t in read_shards(whole.out / "trajectories") for v, _ in t.policy_versions}
+    assert len(versions) == 3
+
+    spool = tmp_path / "parts" / "rl" / "metrics.jsonl"
+    stopped = grpo_node(tmp_path / "parts", at, go, stop=lambda: spool.exists() and "\n" in spool.read_text())
+    with pytest.raises(Interrupted):
+        policy_gradient.grpo(stopped)
+    again = grpo_node(tmp_path / "parts", at, go)
+    assert "went on from step 1" in policy_gradient.grpo(again).notes
+    for name in ("policy/model.safetensors", "curve.json", "trajectories/part-00000.parquet"):
+        assert (again.out / name).read_bytes() == (whole.out / name).read_bytes(), name
