@@ -24,7 +24,7 @@ LINGER_SECONDS = 60.0
 """How long it goes on trying after the last driver has ended."""
 _POLL = 0.25
 _START_SECONDS = 4.0
-_SETTINGS = {
+SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
@@ -73,7 +73,7 @@ def start(home: Path) -> None:
             stderr=log,
             cwd=folder,
             start_new_session=True,
-            env={**os.environ, **services.quiet_environment(home), **_SETTINGS},
+            env={**os.environ, **services.quiet_environment(home), **SETTINGS},
         )
 
 
@@ -188,7 +188,7 @@ class Recorder:
 def sync(home: Path, *, seconds: float = LINGER_SECONDS) -> dict[str, Any]:
     """Send in this process what is pending; return what became of each. StateError where another recorder is at it."""
     (home / "recorder").mkdir(parents=True, exist_ok=True)
-    os.environ.update({**services.quiet_environment(home), **_SETTINGS})
+    os.environ.update({**services.quiet_environment(home), **SETTINGS})
     lease = Lease(home / "recorder" / "lock")
     if not lease.try_acquire():
         raise StateError(

@@ -11,6 +11,7 @@ from flows import datasets, services
 from flows.durable import FileEntry, digest_entries
 from flows.headline import RAN, semantic, stage_points, summary_vector
 from flows.nodes import Node, Plan, plan_from
+from flows.publication import groups, item_of
 from flows.registry import load as load_registry
 from flows.showing import gate_record, gate_rows, plan_table
 from flows.state import NodeReceipt, RunRecord, State
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 ATTACHED = ("gate.json", "gate.txt", "report.html", "metrics.json", "collect.json", "preflight.json", "decision.json")
 """Small outputs that are shown beside a node's run."""
 _ATTACHED_BYTES = 5 << 20
-_TRAJECTORIES = ("collect", "train.grpo", "evaluate")
 _LIVE_SECONDS = 3.0
 _ENDS = {0: "FINISHED", 3: "FINISHED", 7: "FINISHED", 4: "KILLED", 8: "KILLED"}
 """Exit code -> status of the run; others are FAILED."""
@@ -184,23 +184,13 @@ class Recording:
 
     def _data_units(self) -> list[tuple[str, Callable[[], Any]]]:
         """Return one publication for each group of nodes that has ended."""
-        groups: dict[str, list[Node]] = {}
-        for node in self.plan:
-            if (node.kind.startswith("data.") and node.kind != "data.apart") or node.kind in _TRAJECTORIES:
-                groups.setdefault(_group(node), []).append(node)
         ends = self.ends()
-        ready = {g: ns for g, ns in groups.items() if self.over or all(n.id in ends for n in ns)}
+        ready = {g: ns for g, ns in groups(self.plan).items() if self.over or all(n.id in ends for n in ns)}
         return [(f"data:{g}", lambda g=g, ns=ns: self._publish(g, ns)) for g, ns in ready.items()]
 
     def _publish(self, group: str, nodes: list[Node]) -> dict[str, Any]:
-        items: dict[str, datasets.Item] = {}
-        for node in nodes:
-            receipt = self.receipt(node.id)
-            out = None if receipt is None else self._state.node(receipt.run_key) / "out"
-            entries = [] if receipt is None else _published(node, receipt.outputs)
-            if receipt is not None and out is not None and entries:
-                about = {"program": self.plan.program, "node": node.id, "kind": node.kind, "run_key": receipt.run_key}
-                items[node.id] = datasets.Item(_data_name(self.plan, node), out, entries, about)
+        found_items = ((n.id, item_of(self._state, self.plan, n, self.receipt(n.id))) for n in nodes)
+        items = {n: i for n, i in found_items if i is not None}
         if not items:
             return {}
         message = f"{self.plan.program}: {group} ({self.execution})"
@@ -318,7 +308,7 @@ class Recording:
     def _used(self, node: Node) -> list[dict[str, Any]]:
         """Return the data versions that a node read, as far as they are published."""
         versions: dict[str, Any] = {}
-        for group in {_group(n) for n in self.plan}:
+        for group in groups(self.plan):
             versions |= self._sent.get(self.execution, f"data:{group}") or {}
         context = "evaluation" if node.kind == "evaluate" else "training"
         read = [i for i in dict.fromkeys(node.inputs.values()) if i in versions]
@@ -381,22 +371,6 @@ class Recording:
                     tracking.file(run, best[0], "report")
         tracking.tags(run, tags)
         tracking.close(run, "KILLED" if code is None else _ENDS.get(code, "FAILED"), at)
-
-
-def _group(node: Node) -> str:
-    parts = node.id.split(".")
-    return parts[1] if parts[0] == "eval" and len(parts) > 1 else parts[0]
-
-
-def _published(node: Node, entries: list[FileEntry]) -> list[FileEntry]:
-    if node.kind.startswith("data."):
-        return list(entries)
-    return [e for e in entries if e.path.startswith(("trajectories/", "greedy/"))]
-
-
-def _data_name(plan: Plan, node: Node) -> str:
-    name = node.id.removeprefix("data.") if node.kind.startswith("data.") else f"{node.id}.trajectories"
-    return f"{plan.program}/{name}"
 
 
 def _text_lines(path: Path) -> list[str]:

@@ -230,11 +230,8 @@ class State:
         folder = self.node(run_key)
         if (folder / "receipt.json").exists():
             return None
-        numbers = [
-            int(p.name.rpartition("-")[2])
-            for p in folder.glob("ckpt/*-*")
-            if not p.name.startswith(".") and p.name.rpartition("-")[2].isdigit()
-        ]
+        names = [p.name.removeprefix("step-") for p in (folder / "ckpt").rglob("step-*")]
+        numbers = [int(n) for n in names if n.isdigit()]
         if not numbers:
             return None
         total = (self.progress(run_key) or {}).get("total")

@@ -48,7 +48,14 @@ def summary(state: State, record: RunRecord, plan: Plan | None, resume: str) -> 
 def _node(state: State, record: RunRecord, node: str) -> dict[str, Any]:
     found = record.nodes.get(node)
     if found is None:
-        return {"status": "not reached", "reason": "", "run_key": None, "seconds": 0.0, "notes": []}
+        part = record.arguments.get("until") or record.arguments.get("only")
+        return {
+            "status": "left out" if part else "not reached",
+            "reason": "",
+            "run_key": None,
+            "seconds": 0.0,
+            "notes": [],
+        }
     key = found.get("run_key")
     receipt = state.receipt(key) if key else None
     status, reason = found["status"], found.get("reason", "")
@@ -127,17 +134,18 @@ def _table(data: dict[str, Any]) -> Table:
     table.add_column("took", justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
     nodes = data["nodes"]
-    fold = len(nodes) > _MANY
+    folded = {"left out", "reused"} if len(nodes) > _MANY else {"left out"}
     for n in nodes:
-        if fold and n["status"] == "reused":
+        if n["status"] in folded:
             continue
         took = duration(n["seconds"]) if n["seconds"] else ""
         why = n["reason"] or "; ".join(n["notes"][:2])
         table.add_row(
             n["node"], Text(n["status"].replace("_", " "), style=_STYLES.get(n["status"], "")), took, Text(why)
         )
-    if fold and (hidden := sum(n["status"] == "reused" for n in nodes)):
-        table.add_row(f"{hidden} more", Text("reused", style="dim"), "", "")
+    for status in sorted(folded):
+        if hidden := sum(n["status"] == status for n in nodes):
+            table.add_row(f"{hidden} more", Text(status, style="dim"), "", "")
     return table
 
 

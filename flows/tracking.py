@@ -7,6 +7,7 @@ process per home, calls this.
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,9 +47,14 @@ class Tracking:
             import mlflow
             from mlflow import MlflowClient
 
+            named = os.environ.get("MLFLOW_TRACKING_URI")
+            mlflow.set_tracking_uri(self.uri)  # its registry asks the global store; it also sets the variable
+            os.environ.pop("MLFLOW_TRACKING_URI")
+            if named is not None:
+                os.environ["MLFLOW_TRACKING_URI"] = named
+
             if self.uri.startswith("sqlite:///"):
                 Path(self.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-            mlflow.set_tracking_uri(self.uri)
             self._made = MlflowClient(self.uri, self.uri)
         return self._made
 
@@ -224,7 +230,7 @@ def _asking(uri: str) -> Any:
         yield
     except (MlflowException, SQLAlchemyError, requests.RequestException, OSError) as e:
         first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        raise ServiceError(f"MLflow at {without_secrets(uri)}: {first[:300]}") from e
+        raise ServiceError(f"MLflow at {without_secrets(uri)}: {without_secrets(first)[:300]}") from e
 
 
 def without_secrets(uri: str) -> str:

@@ -133,6 +133,11 @@ class LocalSampler:
                 f"sampler: a context of {len(request.ids)} tokens, expected 1 to {self.max_length - 1}; "
                 "raise the policy's max_length or end episodes earlier"
             )
+        if min(request.ids) < 0 or max(request.ids) >= self._model.config.vocab_size or not 0 <= request.seed < 2**64:
+            raise RolloutError(
+                f"sampler: an id outside of 0 to {self._model.config.vocab_size - 1}, or the seed {request.seed} outside "
+                "of 64 bits; was the request made with another tokenizer?"
+            )
         return limit
 
     def _encode(self, requests: Sequence[SampleRequest], limits: list[int]) -> tuple[list[int], Tensor]:

@@ -4,7 +4,9 @@
 clients never meet. Not for other machines: there is no authentication, so it listens on the loopback only.
 """
 
+import contextlib
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -31,9 +33,10 @@ class SamplerServer:
         class Handler(_Handler):
             serving = owner
 
-        self._http = ThreadingHTTPServer((host, port), Handler)
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, name="sampler-server", daemon=True)
+        self._http = _Server((host, port), Handler)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(0.02,), name="sampler-server", daemon=True
+        )
 
     @property
     def url(self) -> str:
@@ -46,8 +49,9 @@ class SamplerServer:
         return self
 
     def stop(self) -> None:
-        """Answer what is under way and end."""
+        """End; connections that are kept open are closed."""
         self._http.shutdown()
+        self._http.close_connections()
         self._http.server_close()
         self._thread.join()
 
@@ -82,6 +86,32 @@ class SamplerServer:
                 kept[key] = request.session = self._sessions[key]
             self._sessions = kept
             return {"completions": [completion_to(c) for c in self.sampler.generate(requests)]}
+
+
+class _Server(ThreadingHTTPServer):
+    """A threading server that knows its connections."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: set[Any] = set()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Remember the connection and answer it in a thread."""
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget the connection and close it."""
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        """Close what is still open."""
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -165,7 +165,8 @@ def read_summary(folder: Path) -> list[dict[str, Any]]:
 def _rows(path: Path, schema: pa.Schema) -> Iterator[dict[str, Any]]:
     try:
         with pq.ParquetFile(path) as file:
-            if not file.schema_arrow.equals(schema, check_metadata=True):
+            found = file.schema_arrow
+            if not found.equals(schema) or found.metadata != schema.metadata:
                 raise StateError(f"{path}: has other columns than this version of tutelage writes; run the node again")
             for batch in file.iter_batches(1024):
                 yield from batch.to_pylist()

@@ -16,8 +16,8 @@ class Selection:
 
     ids: list[str]
     dropped: dict[str, int] = field(default_factory=dict)
-    """Reason -> trajectories: `infrastructure, invalid, truncated, below_threshold, outside_band, tool_errors,
-    repeated, beyond_top_k`."""
+    """Reason -> trajectories: `infrastructure, invalid, truncated, below_threshold, unfinished, outside_band,
+    tool_errors, repeated, beyond_top_k`."""
     problems: int = 0
     positive_problems: int = 0
     pass_rates: dict[str, float] = field(default_factory=dict)
@@ -46,8 +46,8 @@ class Selection:
 def select(trajectories: Sequence[Trajectory], spec: RFT) -> Selection:
     """Return the trajectories to train on.
 
-    In this order: integrity (infrastructure, invalid, truncated never), reward or success, the problem's band of
-    success rates, tool errors, distinct token sequences, and the best `top_k` of a problem by reward (most first),
+    In this order: integrity (infrastructure, invalid, truncated never), reward or success, finished (what ran into
+    the turn limit or ended in an error is no example, whatever its state), the problem's band of success rates, tool errors, distinct token sequences, and the best `top_k` of a problem by reward (most first),
     policy tokens (fewest first), id. The rate of a problem is over all its valid trajectories, cut ones included.
     """
     chosen = Selection(ids=[])
@@ -88,18 +88,18 @@ def _unusable(trajectory: Trajectory) -> str | None:
 
 
 def _passes(trajectory: Trajectory, spec: RFT) -> bool:
-    if trajectory.status == "truncated":
-        return False
     if spec.threshold is None:
         return bool(trajectory.success)
     return trajectory.reward is not None and trajectory.reward >= spec.threshold
 
 
 def _select_problem(chosen: Selection, problem_id: str, members: list[Trajectory], spec: RFT) -> list[Trajectory]:
-    passing = [t for t in members if _passes(t, spec)]
-    cut = sum(t.status == "truncated" for t in members)
-    _drop(chosen, "truncated", cut)
-    _drop(chosen, "below_threshold", len(members) - cut - len(passing))
+    whole = [t for t in members if t.status != "truncated"]
+    good = [t for t in whole if _passes(t, spec)]
+    passing = [t for t in good if t.status == "finished"]
+    _drop(chosen, "truncated", len(members) - len(whole))
+    _drop(chosen, "below_threshold", len(whole) - len(good))
+    _drop(chosen, "unfinished", len(good) - len(passing))
     rate = len(passing) / len(members)
     chosen.pass_rates[problem_id] = rate
     chosen.positive_problems += bool(passing)

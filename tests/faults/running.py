@@ -48,8 +48,7 @@ def run(home: Path, **variables: Any) -> tuple[int, str, str]:
 
 def run_with_fault(home: Path, fault: str, **variables: Any) -> tuple[int, str, str]:
     """Run with a fault whose number counts over all processes of the run."""
-    count = home.with_suffix(".count")
-    count.unlink(missing_ok=True)
+    count = home.with_suffix(f".{time.monotonic_ns()}.count")  # of this run alone: a dying child may count once more
     return run(home, TUTELAGE_FAULT=fault, TUTELAGE_FAULT_COUNT=count, **variables)
 
 

@@ -97,7 +97,7 @@ def test_resume_goes_on_with_what_was_asked(project: Path, capsys: pytest.Captur
     again = _json(capsys)
     status = {n["node"]: n["status"] for n in again["nodes"]}
     assert status["data.golden"] == "reused"
-    assert status["teach"] == "not reached"
+    assert status["teach"] == "left out"
     keys = [next(n["run_key"] for n in d["nodes"] if n["node"] == "data.golden") for d in (first, again)]
     assert keys[0] == keys[1]
 
@@ -150,7 +150,7 @@ def test_status_tells_a_crash_and_what_is_kept(project: Path, capsys: pytest.Cap
     assert record is not None
     node = state.node(record.nodes["teach"]["run_key"])
     (node / "receipt.json").unlink()
-    (node / "ckpt" / "step-000000020").mkdir(parents=True)
+    (node / "ckpt" / "state" / "step-000000020").mkdir(parents=True)
     record.ended, record.exit_code = None, None
     record.driver["start"] = "1"
     record.nodes["teach"]["status"] = "running"

@@ -18,7 +18,9 @@ TOOLS = [
             "required": ["n"],
         },
     ),
-    ToolSchema("finish", "End.", {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}),
+    ToolSchema(
+        "finish", "End.", {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+    ),
 ]
 AGENT = ToolLoopAgent(ToolLoop(max_new_tokens=12))
 

@@ -46,6 +46,13 @@ def test_what_was_cut_never_counts_as_an_answer():
     assert (chosen.ids, chosen.dropped, chosen.pass_rates) == (["c"], {"truncated": 3}, {"p": 0.25})
 
 
+def test_what_did_not_finish_is_no_example():
+    made = [drawn("p", "a", 1.0, status="turn_limit"), drawn("p", "b", 1.0), drawn("p", "c", 0.0, status="tool_error")]
+    chosen = select(made, RFT(type="rft"))
+    assert (chosen.ids, chosen.dropped) == (["b"], {"unfinished": 1, "below_threshold": 1})
+    assert chosen.pass_rates["p"] == pytest.approx(1 / 3)
+
+
 def test_invalid_and_infrastructure_take_no_part_in_the_rate():
     made = [drawn("p", "a", 1.0), drawn("p", "b", None), drawn("p", "c", 0.0, status="infrastructure")]
     chosen = select(made, RFT(type="rft"))

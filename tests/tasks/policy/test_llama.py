@@ -13,7 +13,10 @@ CONFIGS = [
     LlamaConfig(97, 48, 3, 6, 2, 64, 100000.0, 40, rms_norm_eps=1e-6),
     LlamaConfig(97, 32, 1, 4, 1, 48, 10000.0, 40, head_dim=16, tied=False, trained_length=64),
 ]
-PRECISE = {"atol": 2e-5, "rtol": 1e-4}
+
+
+def same(found, expected):
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
 def noisy(config):
@@ -40,7 +43,7 @@ def test_same_logits_as_transformers(config):
     with torch.no_grad():
         expected = theirs(ids).logits
         found = model.head(model.hidden(ids))
-    torch.testing.assert_close(found, expected, **PRECISE)
+    same(found, expected)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -56,10 +59,10 @@ def test_cached_steps_with_right_padding_give_the_same_states(config):
         fed = torch.stack([ids[0, 3:11], ids[1, 6:14]])
         second = model.step(fed, positions, cache, 14)
         third = model.step(ids[:1, 11:12], torch.tensor([[11]]), cache, 12)
-    torch.testing.assert_close(first, expected[:, :6], **PRECISE)
-    torch.testing.assert_close(second[0], expected[0, 3:11], **PRECISE)
-    torch.testing.assert_close(second[1], expected[1, 6:14], **PRECISE)
-    torch.testing.assert_close(third[0], expected[0, 11:12], **PRECISE)
+    same(first, expected[:, :6])
+    same(second[0], expected[0, 3:11])
+    same(second[1], expected[1, 6:14])
+    same(third[0], expected[0, 11:12])
 
 
 def test_gathered_and_swapped_rows_carry_their_keys():
@@ -73,7 +76,7 @@ def test_gathered_and_swapped_rows_carry_their_keys():
         larger.swap(torch.tensor([0]), torch.tensor([2]), 8)  # now rows 1, 0, 2
         found = model.step(ids[[1, 0, 2], 8:], torch.full((3, 1), 8), larger, 9)
     assert (larger.rows, larger.length) == (3, 12)
-    torch.testing.assert_close(found[:, 0], expected[[1, 0, 2], 8], **PRECISE)
+    same(found[:, 0], expected[[1, 0, 2], 8])
 
 
 def test_a_shared_prompt_under_a_tree_mask_equals_separate_rows():
@@ -88,8 +91,8 @@ def test_a_shared_prompt_under_a_tree_mask_equals_separate_rows():
     with torch.no_grad():
         tree = model.hidden(ids, positions, mask)[0]
         a, b = model.hidden(torch.tensor([prompt + one]))[0], model.hidden(torch.tensor([prompt + two]))[0]
-    torch.testing.assert_close(tree[:6], a, **PRECISE)
-    torch.testing.assert_close(tree[6:], b[3:], **PRECISE)
+    same(tree[:6], a)
+    same(tree[6:], b[3:])
 
 
 def test_too_long_is_said():

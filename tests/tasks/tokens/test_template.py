@@ -86,7 +86,7 @@ def test_digest_covers_template_and_tokenizer():
 
 
 def test_a_template_needs_its_specials_and_a_known_name():
-    with pytest.raises(ProgramError, match="policy.template"):
+    with pytest.raises(ProgramError, match=r"policy\.template"):
         template_for("builtin/chatml@1", template("builtin/compact@1").tokenizer)
     with pytest.raises(ProgramError, match="expected builtin/compact@1"):
         template_for("mine", template("builtin/compact@1").tokenizer)

@@ -11,13 +11,11 @@ from tokenizers import models, normalizers
 from specs.errors import ProgramError, StateError
 from specs.policy import BPETokenizer
 from tasks.protocols import ToolSchema
-from tasks.tokens.text import call_text, compact_json, fragments
+from tasks.tokens.text import CallFormat, call_text, compact_json, fragments
 from tasks.tokens.tokenizer import Tokenizer, byte_spans, ends_inside_character, train_bpe
 
 TOOLS = [
-    ToolSchema(
-        "check_stock", "", {"properties": {"product": {"type": "string"}, "quantity": {"type": "integer"}}}
-    ),
+    ToolSchema("check_stock", "", {"properties": {"product": {"type": "string"}, "quantity": {"type": "integer"}}}),
     ToolSchema("finish", "", {"properties": {"answer": {"type": "string"}}}),
     ToolSchema("ping", "", {"properties": {}}),
 ]
@@ -25,7 +23,7 @@ OBSERVATIONS = [{"enough": "no", "substitute": "red lamp"}, {"ok": 1}, {"ok": 1}
 SPEC = BPETokenizer(kind="bpe", vocab_size=400)
 
 
-def trained(call_format="flat"):
+def trained(call_format: CallFormat = "flat"):
     texts = ['Order 12 "red lamp" for "Ada Brandt".'] * 5 + [compact_json(o) for o in OBSERVATIONS]
     return train_bpe(texts, SPEC, fragments(TOOLS, call_format, OBSERVATIONS))
 
