@@ -9,6 +9,7 @@ import ctypes
 import errno
 import io
 import json
+import logging
 import math
 import os
 import random
@@ -279,6 +280,7 @@ def main(preload: list[str]) -> int:
     threading.Thread(target=_watch, args=(0,), daemon=True).start()
     reporter = _Reporter(channel, work.folder)
     log = _redirect(work.log)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     sys.excepthook = _excepthook(work, reporter)
     _settle(work)
     try:

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from specs.errors import DataError, Interrupted, ProgramError
@@ -21,7 +21,7 @@ def run_episodes(  # noqa: PLR0913 - the seam where everything is handed in
     sampler: Sampler,
     agent: ToolLoopAgent,
     template: Template,
-    environments: dict[str, Environment],
+    environments: Mapping[str, Environment],
     problems: Sequence[Problem],
     *,
     samples: int = 1,
@@ -95,7 +95,7 @@ def _check(
     sampler: Sampler,
     agent: ToolLoopAgent,
     template: Template,
-    environments: dict[str, Environment],
+    environments: Mapping[str, Environment],
     problems: Sequence[Problem],
 ) -> None:
     if sampler.tokenizer_digest != template.digest:

@@ -1,5 +1,6 @@
 """The supervised loop: a plan of batches, one optimiser step each, checkpoints, and a stop that can be resumed."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from tasks.learning.checkpoints import Checkpointer, Pace
 from tasks.learning.learner import Aggregation, Learner, StepReport
 from tasks.learning.rows import TrainingRow
 from tasks.tensors import Loss
+
+_log = logging.getLogger(__name__)
 
 
 def _no_metrics(step: int, **values: float) -> None:
@@ -131,7 +134,9 @@ def _resume(learner: Learner, done: _Progress, hooks: Hooks) -> list[str]:
         saved["losses"],
     )
     hooks.resume_metrics(done.step)
-    return [*hooks.checkpointer.damaged, f"went on from step {found.step}"]
+    # to the log and not to the notes: a resumed node seals the receipt of an undisturbed one
+    _log.info("went on from step %d", found.step)
+    return list(hooks.checkpointer.damaged)
 
 
 def _save(learner: Learner, done: _Progress, hooks: Hooks, pace: Pace) -> None:

@@ -1,5 +1,6 @@
 """The on-policy loop of GRPO: draw problems, roll out groups, judge, compare within groups, update."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from tasks.loops.fit import Hooks
 from tasks.loops.groups import GroupStats, group_stats, rollout_figures
 from tasks.loops.order import ProblemOrder
 from tasks.policy.llama import Llama
+
+_log = logging.getLogger(__name__)
 
 PROBE = 8
 """Rows of the last step that the report holds."""
@@ -234,7 +237,7 @@ def _resume(learner: Learner, report: OnPolicyReport, hooks: Hooks) -> None:
         return
     learner.load_state(found.tensors, found.data["learner"])
     report.take(found.data["report"])
-    report.notes.append(f"went on from step {found.step}")
+    _log.info("went on from step %d", found.step)
 
 
 def _save(learner: Learner, report: OnPolicyReport, stage: OnPolicy, hooks: Hooks, pace: Pace) -> None:

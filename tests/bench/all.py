@@ -14,13 +14,18 @@ NAMES = ("check_speed", "quickstart", "repeat", "overhead", "quickstart_search")
 
 def main() -> None:
     lines = [
-        "# Benchmarks", "",
+        "# Benchmarks",
+        "",
         f"Measured {date.today().isoformat()} on {os.cpu_count()} cores, Python {platform.python_version()}. "
-        "Each row is printed by `python -m tests.bench.<name>`.", "",
-        "| measurement | figure | bound | holds |", "|---|---|---|---|",
+        "Each row is printed by `python -m tests.bench.<name>`.",
+        "",
+        "| measurement | figure | bound | holds |",
+        "|---|---|---|---|",
     ]
     for name in NAMES:
-        done = subprocess.run([sys.executable, "-m", f"tests.bench.{name}"], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", f"tests.bench.{name}"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
         try:
             row = json.loads(last)

@@ -6,9 +6,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "specs" / "programs" / "quickstart.yaml"
@@ -34,7 +35,11 @@ def tutelage(*arguments: str, home: Path | None = None) -> tuple[float, subproce
     start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", *arguments],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return time.monotonic() - start, done
 
@@ -46,7 +51,7 @@ def measured(home: Path) -> dict[str, dict[str, Any]]:
         receipt = json.loads(path.read_text(encoding="utf-8"))
         metrics = path.parent / "out" / "metrics.json"
         if receipt["kind"] == "evaluate" and metrics.exists():
-            found[receipt["node"]] = json.loads(metrics.read_text(encoding="utf-8"))
+            found[receipt["node"]] = json.loads(metrics.read_text(encoding="utf-8"))["metrics"]
     return found
 
 

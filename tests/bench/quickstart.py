@@ -11,10 +11,15 @@ def main() -> None:
         with fresh_home() as home:
             seconds, done = tutelage("run", str(QUICKSTART), "--set", f"seed={seed}", home=home)
             metrics = measured(home).get("eval.rl.hidden", {})
-        rows.append({
-            "seed": seed, "seconds": round(seconds, 1), "exit": done.returncode,
-            "success": metrics.get("success"), "greedy": metrics.get("success_greedy"),
-        })
+        rows.append(
+            {
+                "seed": seed,
+                "seconds": round(seconds, 1),
+                "exit": done.returncode,
+                "success": metrics.get("success"),
+                "greedy": metrics.get("success_greedy"),
+            }
+        )
     figure = median(r["seconds"] for r in rows)
     holds = figure < 300 and all(r["success"] and r["success"]["low"] >= 0.85 for r in rows)
     report("quickstart", figure, "< 300 s, lower bound of hidden success >= 0.85", holds=holds, detail={"runs": rows})

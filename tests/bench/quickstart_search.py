@@ -20,7 +20,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "clean_demonstrations": {"data.demos.spoil.share": 0.0},
     "strong_rft": {"stages.1.algorithm.problems": 1000, "stages.1.algorithm.epochs": 2},
     "no_rft": {"stages.1.algorithm.problems": 10},
-    "adamw_everywhere": {"stages.0.algorithm.optimizer.kind": "adamw", "stages.0.algorithm.optimizer.learning_rate": 3e-3},
+    "adamw_everywhere": {
+        "stages.0.algorithm.optimizer.kind": "adamw",
+        "stages.0.algorithm.optimizer.learning_rate": 3e-3,
+    },
     "high_rl_rate": {"stages.2.algorithm.optimizer.learning_rate": 1e-3},
     "digits_one_by_one": {"policy.init.tokenizer.digit_group": 1},
 }
@@ -52,19 +55,19 @@ def staircase(runs: list[dict[str, Any]]) -> tuple[bool, list[str]]:
         cells, before = [], None
         for policy, m in r["stages"].items():
             s = m["success"]
-            cells.append(f"{policy} {s['estimate']:.3f} [{s['low']:.3f}, {s['high']:.3f}]")
+            cells.append(f"{policy} {s['value']:.3f} [{s['low']:.3f}, {s['high']:.3f}]")
             if before is not None and s["low"] <= before["high"]:
                 climbs = False
                 cells[-1] += " (inside)"
             before = s
-        greedy = r["stages"]["rl"]["success_greedy"]["estimate"] if "rl" in r["stages"] else float("nan")
+        greedy = r["stages"]["rl"]["success_greedy"]["value"] if "rl" in r["stages"] else float("nan")
         lines.append(f"  seed {r['seed']}: {' -> '.join(cells)}; greedy {greedy:.3f}; {r['seconds']} s")
         climbs = climbs and len(r["stages"]) == len(POLICIES)
     return climbs, lines
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--only", choices=sorted(CANDIDATES))
     options.add_argument("--seeds", type=int, default=len(SEEDS))
     options.add_argument("--program", type=Path, default=QUICKSTART)
@@ -76,10 +79,18 @@ def main() -> None:
             climbs, lines = staircase(runs)
             print(f"{name}: {'every stage gains' if climbs else 'not every stage gains'}", *lines, sep="\n", flush=True)
             results[name] = {"climbs": climbs, "runs": runs}
-    finals = [r["stages"]["rl"]["success"]["estimate"] for r in results.get("shipped", {}).get("runs", []) if "rl" in r["stages"]]
+    finals = [
+        r["stages"]["rl"]["success"]["value"] for r in results.get("shipped", {}).get("runs", []) if "rl" in r["stages"]
+    ]
     figure = min(finals, default=0.0)
     holds = bool(finals) and results["shipped"]["climbs"] and figure >= 0.88
-    report("quickstart_search", figure, "sampled hidden success >= 0.88 in each seed, each stage gains", holds=holds, detail=results)
+    report(
+        "quickstart_search",
+        figure,
+        "sampled hidden success >= 0.88 in each seed, each stage gains",
+        holds=holds,
+        detail=results,
+    )
 
 
 if __name__ == "__main__":

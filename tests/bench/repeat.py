@@ -12,7 +12,10 @@ def main() -> None:
     figure = median(seconds for seconds, _ in again)
     codes = [done.returncode for _, done in again]
     report(
-        "repeat", figure, "< 5 s", holds=figure < 5 and set(codes) == {0},
+        "repeat",
+        figure,
+        "< 5 s",
+        holds=figure < 5 and set(codes) == {0},
         detail={"first_s": round(first, 1), "seconds": [round(s, 2) for s, _ in again], "exit_codes": codes},
     )
 

@@ -1,5 +1,7 @@
 """A world that counts to a target, an environment that can break, a scripted sampler and a policy that babbles."""
 
+from collections.abc import Sequence
+
 from specs.agents import ToolLoop
 from specs.policy import BPETokenizer, ScratchPolicy
 from specs.records import Demonstration, Observation, Problem, ToolCall
@@ -109,7 +111,7 @@ class ScriptedSampler:
     policy_version = "script"
     max_length = 96
 
-    def __init__(self, template, texts: list[str | None]) -> None:
+    def __init__(self, template, texts: Sequence[str | None]) -> None:
         self.template, self.texts = template, texts
         self.tokenizer_digest = template.digest
         self.turns: dict[int, int] = {}
