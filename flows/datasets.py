@@ -127,7 +127,8 @@ def _add(branch: DataBranch, names: list[str]) -> dict[str, str]:
     logging.getLogger("dvc").setLevel(logging.ERROR)
     ui.write = lambda *_, **__: None  # hints about `git add`, which happens below
     try:
-        with Repo(str(branch.worktree)) as repo:
+        with Repo(str(branch.worktree)) as opened:
+            repo: Any = opened
             stages = repo.add([str(branch.worktree / n) for n in names])
             found = {n: str(s.outs[0].hash_info.value) for n, s in zip(names, stages, strict=True)}
     except (DvcException, OSError) as e:

@@ -139,6 +139,8 @@ def run(plan: Plan, record: RunRecord, board: Board, use: services.Use) -> None:
         end = board.wait(node_id)
         return state_of(end["status"], end.get("reason") or "")
 
+    runner: Any = ThreadPoolTaskRunner(max_workers=len(plan.nodes) + 1)
+
     @flow(
         name=plan.program,
         flow_run_name=record.execution,
@@ -146,15 +148,15 @@ def run(plan: Plan, record: RunRecord, board: Board, use: services.Use) -> None:
         persist_result=False,
         retries=0,
         validate_parameters=False,
-        task_runner=ThreadPoolTaskRunner(max_workers=len(plan.nodes) + 1),
+        task_runner=runner,
     )
-    def program(program: str, plan_digest: str) -> Any:
+    def show(program: str, plan_digest: str) -> Any:
         flow_run = get_run_context().flow_run.id  # type: ignore[union-attr]
         shown = Shown(plan, record, board, use)
         shown.begin(flow_run)
         futures: dict[str, Any] = {}
         for n in plan.nodes:
-            one = node.with_options(name=n.id, task_run_name=n.id)
+            one: Any = node.with_options(name=n.id, task_run_name=n.id)
             before = [allow_failure(futures[i]) for i in dict.fromkeys(n.inputs.values()) if i in futures]
             futures[n.id] = one.submit(n.id, wait_for=before)
         while board.over is None:
@@ -162,12 +164,27 @@ def run(plan: Plan, record: RunRecord, board: Board, use: services.Use) -> None:
             time.sleep(_POLL)
         for future in futures.values():
             future.wait()
-        use.wait_ready(_REPAIR_SECONDS)
+        _meet(use)
         shown.update(at_once=True)
         repair(board, {f.task_run_id: n for n, f in futures.items()}, flow_run)
         return state_of(*board.outcome())
 
-    program(plan.program, record.plan, return_state=True)
+    whole: Any = show
+    whole(plan.program, record.plan, return_state=True)
+
+
+def _meet(use: services.Use) -> None:
+    """See that the server is there for the end of the flow; else end this process at once, with a sentence.
+
+    An exception would have to pass the flow's engine, which first asks the absent server several times.
+    """
+    try:
+        use.wait_ready(_REPAIR_SECONDS if use.ours else 4.0)
+    except ServiceError as e:
+        use.release()
+        sys.stdout.write(f"{e}\n")
+        sys.stdout.flush()
+        os._exit(1)
 
 
 class Shown:

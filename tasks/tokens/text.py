@@ -12,6 +12,11 @@ from tasks.protocols import ToolSchema
 
 CallFormat = Literal["flat", "nested"]
 
+CALL_ERRORS = (
+    "malformed_json", "not_an_object", "unknown_tool", "missing_argument", "unknown_argument", "wrong_type"
+)  # fmt: skip
+"""What a call that cannot be used is answered with."""
+
 _TEXT, _NUMBER = "\\u0000", "\\u0001"
 _WHOLE_SHARE = 0.02
 _WHOLE_LENGTH = 40
@@ -65,6 +70,7 @@ def _call_pieces(tools: Iterable[ToolSchema], call_format: CallFormat) -> Iterat
 
 def _observation_pieces(observations: Iterable[dict[str, Any]]) -> Iterator[str]:
     yield '{"error":"'
+    yield from (compact_json({"error": label}) for label in CALL_ERRORS)
     seen: Counter[str] = Counter()
     whole: set[str] = set()
     pieces: set[str] = set()

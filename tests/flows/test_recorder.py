@@ -145,7 +145,7 @@ def test_a_locked_store_delays_nothing_and_gets_everything_later(sent: Path, tmp
     copy_store(sent, home)
     held = sqlite3.connect(home / "mlflow" / "mlflow.db", isolation_level=None)
     held.execute("begin exclusive")
-    execution = recorded(home, plan(seconds=0.01))
+    execution = recorded(home, plan())
     recorder.start(home)
     before = time.monotonic()
     said = recorder.drain(home, execution, 1.5)
@@ -170,7 +170,7 @@ def test_an_absent_store_is_named_and_the_run_is_sent_by_hand_later(
 ) -> None:
     home = tmp_path / ".tutelage"
     copy_store(sent, home)
-    execution = recorded(home, plan(seconds=0.02))
+    execution = recorded(home, plan())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     status = recorder.sync(home, seconds=0)
     assert status[execution]["done"] is False
@@ -184,7 +184,7 @@ def test_an_absent_store_is_named_and_the_run_is_sent_by_hand_later(
 def test_a_killed_driver_leaves_no_run_running(sent: Path, tmp_path: Path) -> None:
     home = tmp_path / ".tutelage"
     copy_store(sent, home)
-    execution = recorded(home, plan(seconds=0.03), end=False)
+    execution = recorded(home, plan(), end=False)
     state = State(home)
     record = state.last("toy")
     assert record is not None

@@ -37,7 +37,10 @@ def train(node: NodeContext) -> Outcome:
         raise TrainingError("teach: the loss is not finite; lower optimizer.learning_rate")
     for step in range(1, 6):
         node.metrics.log(step, loss=1.0 / step, gap=float("inf") if step in (2, 4) else 0.5)
-    time.sleep(float(node.params.get("seconds", 0)))
+    if "until" in node.params:
+        last = time.monotonic() + 90.0
+        while not Path(node.params["until"]).exists() and time.monotonic() < last:
+            time.sleep(0.02)
     _policy(node, json.dumps(node.params))
     return Outcome(metrics={"loss": 0.2}, cost={"steps": 5.0, "tokens": 100.0})
 

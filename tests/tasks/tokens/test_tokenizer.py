@@ -11,7 +11,7 @@ from tokenizers import models, normalizers
 from specs.errors import ProgramError, StateError
 from specs.policy import BPETokenizer
 from tasks.protocols import ToolSchema
-from tasks.tokens.text import CallFormat, call_text, compact_json, fragments
+from tasks.tokens.text import CALL_ERRORS, CallFormat, call_text, compact_json, fragments
 from tasks.tokens.tokenizer import Tokenizer, byte_spans, ends_inside_character, train_bpe
 
 TOOLS = [
@@ -68,6 +68,7 @@ def test_a_seen_observation_is_one_token_and_digits_go_in_groups():
     assert len(TOKENIZER.encode('{"ok":1}')) == 1
     assert [TOKENIZER.decode([i]) for i in TOKENIZER.encode("1212")] == ["12", "12"]
     assert '{"error":"' in fragments(TOOLS, "flat", [])
+    assert all(len(TOKENIZER.encode(compact_json({"error": label}))) == 1 for label in CALL_ERRORS)
 
 
 def test_a_character_over_two_tokens():
