@@ -152,11 +152,8 @@ def _fit(
     done = fit_supervised(learner, rows, plan, loss_for(spec), spec.aggregation, hooks=inputs.hooks(node))
     inputs.save_result(node, policy, learner, list(rows))
     write_json(node.out / "rows.json", report.to_json() | {"fit": _fit_json(done)})
-    speed = done.tokens / done.seconds if done.seconds > 0 and not done.notes else None
     metrics: dict[str, float | None] = {"loss": done.last_loss, "first_loss": done.first_loss, "rows": float(len(rows))}
     notes = [*inputs.precision_notes(node), *report.sentences(), *done.notes]
-    if speed is not None:
-        metrics["tokens_per_second"] = speed
     return Outcome(metrics=metrics, cost={"steps": float(done.updates), "tokens": float(done.tokens)}, notes=notes)
 
 
