@@ -216,7 +216,8 @@ class _Reporter:
                 self._path.write_text(json.dumps(data), encoding="utf-8")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Have the system end this process when the thread that started it ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -269,7 +270,7 @@ def _redirect(log: Path) -> LossyFile | None:
 
 def main(preload: list[str]) -> int:
     """Wait for an assignment, carry it out, return 0 (sealed), 4 (interrupted) or the error's exit code."""
-    _die_with_parent()
+    die_with_parent()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

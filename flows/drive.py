@@ -116,7 +116,9 @@ def _launcher(plan: Plan, request: Request) -> LocalLauncher:
     if preload is None:
         modules = dict.fromkeys(request.entry_for(n.kind).partition(":")[0] for n in heavy)
         preload = ("numpy", "torch", *modules)
-    return LocalLauncher(max((n.threads for n in heavy), default=1), preload)
+    return LocalLauncher(
+        max((n.threads for n in heavy), default=1), preload, fork=plan.execution.get("device", "cpu") == "cpu"
+    )
 
 
 def _settings(plan: Plan, request: Request) -> Settings:

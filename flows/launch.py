@@ -1,4 +1,8 @@
-"""Where heavy nodes run: child processes of their own session on this machine, with one spare kept warm."""
+"""Where heavy nodes run: child processes of their own session on this machine.
+
+They are forked from a nursery that has imported what they need; where forking is not safe (a device is in use, or
+the system is not Linux) one spare process is kept warm instead.
+"""
 
 import contextlib
 import json
@@ -15,6 +19,7 @@ from typing import Any, Protocol
 
 from flows.child import Assignment, Progress, encode
 from flows.leases import Process, this_process
+from flows.nursery import Forked, Nursery, NurseryError
 from specs.errors import Interrupted, TutelageError
 from tasks.files import DRIVER_VARIABLE
 
@@ -58,7 +63,7 @@ class Launcher(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Child:
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Forked
     errors: int
     """Descriptor of a file with what it said before its log was open."""
     notes: list[str] = field(default_factory=list[str])
@@ -71,9 +76,11 @@ class _Child:
 
 
 class LocalLauncher:
-    """Child processes on this machine. A node takes the warm spare, so that importing torch costs it nothing."""
+    """Child processes on this machine. Importing torch costs a node nothing: it is forked, or takes the warm spare."""
 
-    def __init__(self, threads: int = 1, preload: tuple[str, ...] = ()) -> None:
+    def __init__(self, threads: int = 1, preload: tuple[str, ...] = (), *, fork: bool = False) -> None:
+        self._fork = fork and sys.platform == "linux"
+        self._nursery: Nursery | None = None
         self._threads = threads
         self._preload = preload
         self._lock = threading.Lock()
@@ -88,17 +95,33 @@ class LocalLauncher:
         """Keep one spare warm while heavy nodes may come; end it when none will."""
         with self._lock:
             self._left = heavy_left
-            if heavy_left > 0 and self._spare is None and not self._stopping:
+            if self._fork:
+                self._keep_nursery()
+            elif heavy_left > 0 and self._spare is None and not self._stopping:
                 self._spare = self._spawn()
             elif heavy_left == 0:
                 self._drop_spare()
 
+    def _keep_nursery(self) -> None:
+        if self._left > 0 and self._nursery is None and not self._stopping:
+            self._nursery = self._spawner.submit(Nursery, self._variables(), self._preload).result()
+        elif self._left == 0 and self._nursery is not None and not self._running:
+            self._nursery.close()
+            self._nursery = None
+
     def _spawn(self) -> _Child:
+        if self._nursery is not None:
+            with tempfile.TemporaryFile() as errors:
+                try:
+                    return _Child(self._nursery.fork(errors.fileno()), os.dup(errors.fileno()))
+                except NurseryError:  # a process of its own says better what is wrong, and may still work
+                    self._nursery.close()
+                    self._nursery, self._fork = None, False
         return self._spawner.submit(self._popen).result()
 
-    def _popen(self) -> _Child:
+    def _variables(self) -> dict[str, str]:
         threads = str(self._threads)
-        variables = {
+        return {
             **os.environ,
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
@@ -108,13 +131,15 @@ class LocalLauncher:
             "PYTHONHASHSEED": "0",
             DRIVER_VARIABLE: str(os.getpid()),
         }
+
+    def _popen(self) -> _Child:
         with tempfile.TemporaryFile() as errors:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "flows.child", ",".join(self._preload)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=variables,
+                env=self._variables(),
                 start_new_session=True,
             )
             return _Child(popen, os.dup(errors.fileno()))
@@ -128,7 +153,7 @@ class LocalLauncher:
                 child = self._spawn()
             self._running.add(child)
             self._left -= 1
-            if self._left > 0:
+            if self._left > 0 and not self._fork:
                 self._spare = self._spawn()
             return child
 
@@ -203,9 +228,12 @@ class LocalLauncher:
                 child.popen.kill()
 
     def close(self) -> None:
-        """End the spare; children that run are left alone. Nothing can be run afterwards."""
+        """End what is kept warm; forked children that still run end with it. Nothing can be run afterwards."""
         with self._lock:
             self._drop_spare()
+            if self._nursery is not None:
+                self._nursery.close()
+                self._nursery = None
         self._spawner.shutdown(wait=False)
 
     def _drop_spare(self) -> None:

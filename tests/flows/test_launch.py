@@ -92,9 +92,20 @@ def _run(launcher: LocalLauncher, work: Assignment) -> tuple[list[str], list[Pro
     return notes, seen
 
 
-def test_a_child_has_a_session_threads_a_seed_and_preloaded_modules_and_its_log(tmp_path: Path):
-    launcher = LocalLauncher(threads=3, preload=("json.tool",))
-    launcher.prepare(1)
+@pytest.fixture(params=["forked", "spare"])
+def launch(request: pytest.FixtureRequest) -> Any:
+    """Both ways in which a node's process is kept ready."""
+
+    def make(**settings: Any) -> LocalLauncher:
+        launcher = LocalLauncher(**settings, fork=request.param == "forked")
+        launcher.prepare(1)
+        return launcher
+
+    return make
+
+
+def test_a_child_has_a_session_threads_a_seed_and_preloaded_modules_and_its_log(tmp_path: Path, launch: Any):
+    launcher = launch(threads=3, preload=("json.tool",))
     _, seen = _run(launcher, _work(tmp_path, "told"))
     launcher.close()
     facts = json.loads((State(tmp_path).node("told") / "out" / "facts.json").read_text())
@@ -107,8 +118,8 @@ def test_a_child_has_a_session_threads_a_seed_and_preloaded_modules_and_its_log(
     assert "metric bad is nan" in receipt.notes[0]
 
 
-def test_a_log_that_the_disk_does_not_take_is_cut_and_said_so_and_nothing_else(tmp_path: Path):
-    launcher = LocalLauncher()
+def test_a_log_that_the_disk_does_not_take_is_cut_and_said_so_and_nothing_else(tmp_path: Path, launch: Any):
+    launcher = launch()
     notes, _ = _run(launcher, _work(tmp_path, "chats"))
     launcher.close()
     assert notes == ["the disk took no more log lines, some were dropped"]
@@ -116,22 +127,22 @@ def test_a_log_that_the_disk_does_not_take_is_cut_and_said_so_and_nothing_else(t
     assert (State(tmp_path).node("chats") / "log").read_text().startswith("line 000")
 
 
-def test_a_killed_child_is_told_by_signal_and_log(tmp_path: Path):
-    launcher = LocalLauncher()
+def test_a_killed_child_is_told_by_signal_and_log(tmp_path: Path, launch: Any):
+    launcher = launch()
     with pytest.raises(NodeError, match=r"ended by SIGKILL \(out of memory, or killed by hand\).*/log"):
         _run(launcher, _work(tmp_path, "dies", signal=signal.SIGKILL))
     launcher.close()
 
 
-def test_a_child_that_cannot_start_says_why(tmp_path: Path):
-    launcher = LocalLauncher(preload=("no_such_module",))
+def test_a_child_that_cannot_start_says_why(tmp_path: Path, launch: Any):
+    launcher = launch(preload=("no_such_module",))
     with pytest.raises(NodeError, match="No module named 'no_such_module'"):
         _run(launcher, _work(tmp_path, "waits"))
     launcher.close()
 
 
-def test_stopping_lets_a_child_save(tmp_path: Path):
-    launcher = LocalLauncher()
+def test_stopping_lets_a_child_save(tmp_path: Path, launch: Any):
+    launcher = launch()
 
     here = tmp_path / "nodes" / "waits" / "out" / "here"
 
@@ -179,3 +190,29 @@ def test_an_unneeded_spare_ends_quietly():
     launcher.prepare(0)
     assert spare.popen.returncode is not None
     launcher.close()
+
+
+def test_nothing_of_a_nursery_is_left(tmp_path: Path):
+    launcher = LocalLauncher(fork=True)
+    launcher.prepare(2)
+    nursery = launcher._nursery
+    assert nursery is not None
+    _run(launcher, _work(tmp_path, "told"))
+    launcher.prepare(0)
+    assert nursery.process.returncode is not None
+    launcher.close()
+
+
+def test_the_children_of_a_nursery_end_with_the_driver(tmp_path: Path):
+    work = _work(tmp_path, "sleeps")
+    here = tmp_path / "nodes" / "sleeps" / "out" / "here"
+    code = (
+        "from flows.child import Assignment\nfrom flows.launch import LocalLauncher\n"
+        f"launcher = LocalLauncher(fork=True); launcher.prepare(1)\nwork = {work!r}\n"
+        "launcher.run(work, lambda _: None, lambda *_: None)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as driver:
+        child = this_process(wait_until(lambda: here.exists() and here.read_text() and int(here.read_text())))
+        assert child.alive
+        driver.kill()
+        wait_until(lambda: not child.alive, 3.0)
