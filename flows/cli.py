@@ -1,9 +1,13 @@
 """The command line: `tutelage COMMAND`. Each command is a module of `flows.commands`, imported when asked for."""
 
 import argparse
+import contextlib
+import errno
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
+from types import TracebackType
 
 from specs.errors import TutelageError
 
@@ -56,7 +60,9 @@ def parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code; an error of the user's is a message, never a traceback."""
+    """Run one command and return its exit code. No error is shown as a traceback; an unforeseen one exits 1."""
+    if argv is None:
+        sys.excepthook = _unforeseen
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # none is used, and looking for them takes 40 ms
     argv = sys.argv[1:] if argv is None else argv
     command = next((a for a in argv if a in COMMANDS), None)
@@ -67,9 +73,48 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tutelage: {e}", file=sys.stderr)
         return e.exit_code
     except KeyboardInterrupt:
+        print("tutelage: interrupted; what is done is kept, the same command goes on", file=sys.stderr)
         return 4
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of what was printed has gone (`… | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the last flush is quiet too
         return 0
+    except OSError as e:
+        print(f"tutelage: {_refused(e)}", file=sys.stderr)
+        return 5
+
+
+def _refused(error: OSError) -> str:
+    """Return what a person is told when the system refused a file, a folder or a process."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        from tasks.files import disk_error
+
+        return str(disk_error(error, Path(str(error.filename or "."))))
+    where = f"{error.filename}: " if error.filename else ""
+    return (
+        f"{where}{error.strerror or error}; what is done is kept: mend the path, its owner or its permissions and run "
+        "the same command again"
+    )
+
+
+def _unforeseen(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Say in a sentence that tutelage itself made a mistake, and keep the traceback where it can be sent from."""
+    import tempfile
+    import traceback
+
+    text = "".join(traceback.format_exception(kind, error, trace))
+    kept = "it could not be kept"
+    with contextlib.suppress(OSError):
+        fd, path = tempfile.mkstemp(prefix="tutelage-", suffix=".txt")
+        with os.fdopen(fd, "w", encoding="utf-8") as f:
+            f.write(text)
+        kept = f"it is kept in {path}"
+    print(
+        f"tutelage: {kind.__name__}: {error}; this was not foreseen and is a mistake of tutelage itself. What is done is "
+        f"kept, the same command goes on; a report of it needs the traceback, {kept}",
+        file=sys.stderr,
+    )
+
+
 
 
 if __name__ == "__main__":

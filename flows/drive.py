@@ -177,8 +177,9 @@ def _carry_out(executor: Executor, record: RunRecord, request: Request) -> None:
         code = executor.exit_code() or 4
         with contextlib.suppress(TutelageError):
             _close_record(executor.state, record, executor, code)
-        sys.stderr.write(f"tutelage: ended at once; go on with `{request.resume_command}`\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody reads any more
+            sys.stderr.write(f"tutelage: ended at once; go on with `{request.resume_command}`\n")
+            sys.stderr.flush()
         os._exit(code)
 
     with Live(sys.stderr, total, quiet=request.quiet) as live, _signals(executor, live, leave):

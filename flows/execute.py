@@ -39,10 +39,7 @@ class Settings:
 
 
 class Executor:
-    """Carries out a plan with `parallel` nodes at once, those first on which most of the rest waits.
-
-    `prestart` and `run_all` start everything; `hand_over` leaves the starting of nodes to calls of `result`.
-    """
+    """Carries out a plan with `parallel` nodes at once, those first on which most of the rest waits."""
 
     def __init__(self, plan: Plan, state: State, launcher: Launcher, settings: Settings | None = None) -> None:
         self.plan = plan
@@ -57,7 +54,6 @@ class Executor:
         self._ends: dict[str, NodeEnd] = {}
         self._futures: dict[str, Future[NodeEnd]] = {n: Future() for n in self._wanted}
         self._works: dict[str, Assignment] = {}
-        self._asked: set[str] = set()
         self._submitted: set[str] = set()
         self._launched: set[str] = set()
         self._verified: set[str] = set()
@@ -66,7 +62,7 @@ class Executor:
         self._device = DeviceLock(state.home / "device.lock", str(plan.execution.get("device", "cpu")))
         self._listeners: list[Callable[[Event], None]] = []
         self._timers: list[threading.Timer] = []
-        self._walked = False
+        self._walked = self._begun = False
         self._stopped: tuple[str, int] | None = None
 
     # --- what others see
@@ -142,30 +138,14 @@ class Executor:
     def prestart(self) -> None:
         """Begin to carry out everything that is wanted, in the background. StateError where the disk is too small."""
         self.walk()
-        if self._asked >= set(self._wanted):
+        if self._begun:
             return
         self.state.check_space(sum(self._nodes[n].estimate.disk_mb for n in self._wanted if n not in self._ends))
         if self._settings.wall_seconds is not None and not self._timers:
             self._after(self._settings.wall_seconds, lambda: self.stop("the wall budget is used up", exit_code=8))
-        with self._lock:
-            self._asked.update(self._wanted)
-            self._prepare()
+        self._begun = True
+        self._prepare()
         self._pump()
-
-    def hand_over(self) -> None:
-        """Start no further nodes but those that `result` is called for."""
-        with self._lock:
-            self._asked = set(self._submitted)
-
-    def result(self, node_id: str, timeout: float | None = None) -> NodeEnd:
-        """Return how a node ended; start it, and what it needs, if that was not done. TimeoutError after `timeout` s."""
-        if node_id not in self._futures:
-            raise StateError(f"node {node_id}: is not part of this run")
-        self.walk()
-        with self._lock:
-            self._asked.update(n for n in self.plan.upstream(node_id) if n in self._futures)
-        self._pump()
-        return self._futures[node_id].result(timeout)
 
     def run_all(self) -> int:
         """Carry out everything that is wanted, wait for it and return the exit code."""
@@ -216,9 +196,11 @@ class Executor:
             if end.node in self._ends:
                 return
             self._ends[end.node] = end
-        self._emit(Event("ended", end.node, end=end))
-        if end.node in self._futures:
-            self._futures[end.node].set_result(end)
+        try:
+            self._emit(Event("ended", end.node, end=end))
+        finally:  # whatever a listener does, nobody waits for this node any more
+            if end.node in self._futures:
+                self._futures[end.node].set_result(end)
 
     def _pump(self) -> None:
         """End what cannot run any more, and start what is ready, most urgent first."""
@@ -238,6 +220,9 @@ class Executor:
         if failed := next((e for e in ends if e.status in ("failed", "blocked")), None):
             why = "failed" if failed.status == "failed" else "could not run"
             return NodeEnd(node_id, "blocked", f"needs {failed.node}, which {why}", exit_code=failed.exit_code)
+        if cut := next((e for e in ends if e.status == "interrupted"), None):
+            reason = f"not reached: {cut.node} was interrupted"
+            return NodeEnd(node_id, "interrupted", reason, exit_code=cut.exit_code)
         if self._stopped is not None:
             return NodeEnd(node_id, "interrupted", f"not reached: {self._stopped[0]}", exit_code=self._stopped[1])
         return None
@@ -248,8 +233,7 @@ class Executor:
         ready = [
             n
             for n in self._wanted
-            if n in self._asked
-            and n not in self._submitted
+            if n not in self._submitted
             and n not in self._ends
             and all(i in self._ends for i in self._nodes[n].inputs.values())
         ]
@@ -262,9 +246,11 @@ class Executor:
         if future.cancelled():
             return
         error = future.exception()
-        self._end(future.result() if error is None else self._failed(node_id, error))
-        self._prepare()
-        self._pump()
+        try:
+            self._end(future.result() if error is None else self._failed(node_id, error))
+            self._prepare()
+        finally:  # what fails here must not keep the rest from running
+            self._pump()
 
     def _prepare(self) -> None:
         with self._lock:

@@ -33,6 +33,13 @@ def effective_reward(program: Program) -> Reward:
     )
 
 
+def _with_precision(policy: Json, meant: str) -> Json:
+    """Return the policy's params with `auto` replaced by what it was resolved to."""
+    auto = [k for k in ("precision", "sampler_precision") if policy[k] == "auto"]
+    return policy | dict.fromkeys(auto, meant)
+
+
+
 class Graph:
     """Nodes in the order in which they are added, which is topological."""
 
@@ -45,7 +52,7 @@ class Graph:
         self.reward = effective_reward(program)
         self.threads = _threads(program, resolution)
         self.sizes = _sizes(program, resolution, self.used)
-        self.policy = dump(program.policy)
+        self.policy = _with_precision(dump(program.policy), resolution.precision)
         self.agent = dump(program.agent)
         read = {*self.reward.must, *self.reward.outcome, *self.reward.soft}
         self.verifiers = {name: dump(v) for name, v in program.verifiers.items() if name in read}

@@ -42,7 +42,7 @@ def duration(seconds: float) -> str:
 
 
 class Live:
-    """Shows events until closed. `quiet` shows nothing."""
+    """Shows events until closed. `quiet` shows nothing. A reader that goes away (`… | head`) ends showing, not the run."""
 
     def __init__(self, stream: TextIO, total: int, *, quiet: bool = False) -> None:
         self._lock = threading.Lock()
@@ -68,11 +68,14 @@ class Live:
         """Show one line."""
         if self._quiet:
             return
-        if self._bars is not None:
-            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+        try:
+            if self._bars is not None:
+                self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                self._stream.write(f"{text}\n")
+                self._stream.flush()
+        except OSError:  # nobody reads any more
+            self._quiet = True
 
     def __call__(self, event: Event) -> None:
         """Show an event."""

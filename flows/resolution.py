@@ -32,6 +32,8 @@ class Resolution:
     """Plan key of a data set -> digests of the policies that gates asked it about, in order."""
     packages: dict[str, str] = field(default_factory=dict[str, str])
     """Package that data comes from -> version."""
+    precision: str = "fp32"
+    """What `auto` means: bf16 where the machine that resolved the program has such arithmetic."""
     machine: dict[str, float] = field(default_factory=dict[str, float])
     """Cores and memory; for estimates and threads, never part of a key."""
     reused: bool = False

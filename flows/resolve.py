@@ -83,6 +83,7 @@ def resolve(
         aliases=_aliases(program, state_view, pinned),
         packages=_packages(program, where),
         machine=_machine(program),
+        precision=pinned.precision if pinned is not None else _precision(program),
         asked=_asked(program, state_view, pinned),
         reused=pinned is not None,
     )
@@ -99,6 +100,17 @@ class _Where:
         if callable(self._position):
             return str(self._position(path))
         return path if self._file is None else f"{self._file.name}: {path}"
+
+
+def _precision(program: Program) -> str:
+    """Return what `precision: auto` means here: processors without bf16 arithmetic emulate it, many times slower."""
+    if program.run.device != "cpu":
+        return "bf16"
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return "fp32"
+    return "bf16" if {"avx512_bf16", "amx_bf16", "bf16"} & set(flags) else "fp32"
 
 
 def expand(text: str, environ: Mapping[str, str]) -> str:

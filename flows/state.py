@@ -156,7 +156,7 @@ class State:
         path = self.node(run_key) / "receipt.json"
         try:
             text = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         found = _receipt_from(text, run_key)
         if found is None:
@@ -271,14 +271,15 @@ class State:
         return _read_json(self.home / "plans" / f"{name}.json")
 
     def last(self, program: str) -> RunRecord | None:
-        """Return the record of a program's last execution."""
-        data = _read_json(self.program(program) / "last.json")
-        if data is None:
-            return None
-        try:
-            record = RunRecord(**data)
-        except TypeError:
-            self.damage.append(f"{self.program(program) / 'last.json'}: damaged record of the last run, not used")
+        """Return the record of a program's last execution; where it is damaged, the newest that can be read."""
+        path = self.program(program) / "last.json"
+        record = _record_from(path)
+        if record is None and path.exists():
+            kept = sorted(self.program(program).glob("executions/*.json"), reverse=True)
+            record = next((r for p in kept if (r := _record_from(p)) is not None), None)
+            used = "not used, and there is no other" if record is None else f"that of {record.execution} is used instead"
+            self.damage.append(f"{path}: damaged record of the last run, {used}")
+        if record is None:
             return None
         for event in self.events(program, record.execution):
             record.nodes[event["node"]] = {k: v for k, v in event.items() if k not in ("node", "at")}
@@ -304,6 +305,14 @@ class State:
             return []
 
 
+def exit_code(record: RunRecord) -> int | None:
+    """Return the exit code of an execution, None while it has none.
+
+    A smoke run that came to its end is well: what its gate says of a policy that learnt nothing means nothing.
+    """
+    return 0 if record.arguments.get("smoke") and record.exit_code in (3, 7) else record.exit_code
+
+
 def now() -> str:
     """Return the time, UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -320,6 +329,15 @@ def _read_json(path: Path) -> Json | None:
     except (OSError, ValueError):
         return None
     return cast(Json, data) if isinstance(data, dict) else None
+
+
+def _record_from(path: Path) -> RunRecord | None:
+    try:
+        record = RunRecord(**(_read_json(path) or {}))
+    except TypeError:
+        return None
+    sound = isinstance(record.execution, str) and isinstance(record.nodes, dict) and isinstance(record.arguments, dict)
+    return record if sound else None
 
 
 def _receipt_from(text: bytes, run_key: str) -> NodeReceipt | None:

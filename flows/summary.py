@@ -12,7 +12,7 @@ from rich.text import Text
 from flows.live import duration, figures_text
 from flows.nodes import Plan
 from flows.registry import champion
-from flows.state import RunRecord, State
+from flows.state import RunRecord, State, exit_code
 from specs.errors import StateError
 
 _STYLES = {
@@ -28,7 +28,7 @@ def summary(state: State, record: RunRecord, plan: Plan | None, resume: str) -> 
     kinds = {n.id: n.kind for n in plan.nodes} if plan is not None else {}
     nodes = [{"node": n, "kind": kinds.get(n), **_node(state, record, n)} for n in order]
     done = {n["node"]: n for n in nodes if n["status"] in ("reused", "completed", "gate_failed", "held")}
-    code = record.exit_code
+    code = exit_code(record)
     return {
         "program": record.program,
         "execution": record.execution,

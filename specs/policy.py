@@ -55,7 +55,8 @@ class Policy(Spec):
 
     init: PolicyInit
     template: Literal["builtin/compact@1", "builtin/chatml@1"] = "builtin/compact@1"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of training; bf16 is autocast over fp32 weights."""
-    sampler_precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of sampling; bf16 holds a copy of the weights in bf16."""
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    """Arithmetic of training; bf16 is autocast over fp32 weights. `auto` is bf16 where the machine has it, else fp32:
+    decided when the program is resolved, recorded with the plan, and kept until the program changes."""
+    sampler_precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    """Arithmetic of sampling; bf16 holds a copy of the weights in bf16. `auto` as above."""

@@ -1,4 +1,4 @@
-"""`tutelage export`: a policy folder for other tools, or trajectories as JSONL."""
+"""`tutelage export`: a policy folder for other tools, trajectories as JSONL, or the figures of a run as JSON."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import lookup
-from flows.durable import digest_tree, replace_dir, sync_tree, temporary, write_durable
+from flows.durable import digest_tree, replace_dir, sync_tree, temporary, write_durable, write_json
 from flows.state import State, find_home
 from specs.errors import ProgramError, StateError
 from specs.records import to_dict
@@ -23,6 +23,9 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(
         "--trajectories", metavar="NODE", help="write the trajectories of a node, or of a folder, as JSONL"
     )
+    parser.add_argument(
+        "--metrics", metavar="PROGRAM", help="write what the last run of a program measured, as `dvc.yaml` reads it"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -33,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
         if args.what is not None:
             raise ProgramError("export --trajectories NODE FILE: expected no POLICY beside it")
         done = export_trajectories(state, args.trajectories, Path(args.target), args.program)
+    elif args.metrics is not None:
+        if args.what is not None:
+            raise ProgramError("export --metrics PROGRAM FILE: expected no POLICY beside it")
+        done = export_metrics(state, args.metrics, Path(args.target))
     elif args.what is None:
         raise ProgramError(f"export: expected a policy and a folder, as in `{EXAMPLES['export']}`")
     else:
@@ -94,3 +101,18 @@ def export_trajectories(state: State, node: str, target: Path, program: str | No
     target.parent.mkdir(parents=True, exist_ok=True)
     write_durable(target, write)
     return {"node": node, "file": str(target), "trajectories": count}
+
+
+def export_metrics(state: State, program: str, target: Path) -> dict[str, Any]:
+    """Write the figures of every evaluation and gate of a program's last run, by node; the file is stable JSON."""
+    record = lookup.record_of(state, program)
+    measured: dict[str, dict[str, float]] = {}
+    for node, end in record.nodes.items():
+        receipt = state.receipt(end["run_key"]) if end.get("run_key") else None
+        if receipt is not None and receipt.kind in ("evaluate", "gate"):
+            measured[node] = {k: v for k, v in sorted(receipt.metrics.items()) if v is not None}
+    if not measured:
+        raise StateError(f"{program}: its last run measured nothing; run it to its end first")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_json(target, {"program": record.program, "nodes": dict(sorted(measured.items()))})
+    return {"program": program, "file": str(target), "nodes": len(measured)}

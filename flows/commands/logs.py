@@ -31,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     end = _print_tail(path, max(0, args.lines))
     if args.follow:
         _follow(state, record, path, end)
+    elif end == 0:
+        print(f"{args.node} ({record.nodes[args.node]['status']}) printed nothing", file=sys.stderr)
     failure = state.failure(path.parent.name)
     if failure is not None:
         print(f"{args.node} failed: {failure['text']}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """`tutelage run` and `tutelage resume`: carry out a program, reusing all that is done."""
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -17,7 +18,7 @@ from flows.plan import same, statuses
 from flows.prepare import last_plan
 from flows.reconcile import reconcile
 from flows.resolve import resolve
-from flows.state import State, find_home
+from flows.state import State, exit_code, find_home
 from specs.errors import OutOfDateError, StateError
 
 if TYPE_CHECKING:
@@ -63,17 +64,18 @@ def run(args: argparse.Namespace) -> int:
     state.program(name).mkdir(exist_ok=True)
     with driver_lease(state.program(name) / "lease", name, wait=args.wait):
         said = reconcile(state, name)
-        for text in () if args.json else (*(str(w) for w in loaded.warnings), *said):
+        damaged = dict.fromkeys(state.damage)
+        for text in () if args.json else (*(str(w) for w in loaded.warnings), *damaged, *said):
             print(text, file=sys.stderr)
         plan = _plan(loaded, state, options)
         request = _request(args, options)
         if not args.json:
             _say_why(plan, state, name)
         finish = drive(plan, state, request)
-    _tell(args, state, plan, finish, request)
-    if options["smoke"] and finish.exit_code in (3, 7):
-        return 0  # it ran to its end; what its gate says of a policy that learnt nothing means nothing
-    return finish.exit_code
+    with contextlib.suppress(BrokenPipeError):  # who reads no further still gets the exit code
+        _tell(args, state, plan, finish, request)
+        sys.stdout.flush()
+    return exit_code(finish.record) or 0
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

@@ -53,6 +53,15 @@ def test_quiet_shows_nothing():
     assert stream.getvalue() == ""
 
 
+class _Closed(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError("nobody reads")
+
+
+def test_a_reader_that_is_gone_ends_showing_and_not_the_run():
+    _events(Live(_Closed(), 3))
+
+
 def test_durations_and_figures_read_well():
     assert [duration(s) for s in (0.04, 12.4, 75, 7260)] == ["0.0 s", "12 s", "1 min 15 s", "2 h 01 min"]
     assert figures_text({"steps": 30, "reward": 0.1234, "step": 3}) == "step 3, reward 0.123"

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -275,3 +276,17 @@ def test_bfcl_needs_its_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.2")
     found = resolve(program(data))
     assert nodes(compile(program(data), found))["data.demos"].params["package"] == "1.2"
+
+
+def test_auto_precision_is_decided_once_and_compiled_in(tmp_path: Path):
+    data = changed(SMALL, "policy.precision", "auto")
+    found = resolve(loaded(data, tmp_path))
+    assert found.precision in ("fp32", "bf16")
+    for meant in ("fp32", "bf16"):
+        teach = next(n for n in compile(program(data), replace(found, precision=meant)) if n.kind == "train.sft")
+        assert teach.params["policy"]["precision"] == meant
+        assert teach.params["policy"]["sampler_precision"] == "fp32"
+    other = "bf16" if found.precision == "fp32" else "fp32"
+    remember(tmp_path, replace(found, precision=other))
+    assert resolve(loaded(data, tmp_path), state_view=view(tmp_path)).precision == other
+    assert resolve(loaded(data, tmp_path), state_view=view(tmp_path), refresh=True).precision == found.precision
