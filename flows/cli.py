@@ -115,7 +115,5 @@ def _unforeseen(kind: type[BaseException], error: BaseException, trace: Tracebac
     )
 
 
-
-
 if __name__ == "__main__":
     sys.exit(main())

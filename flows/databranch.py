@@ -1,6 +1,7 @@
 """The branch `data` of the project's git repository, in a linked worktree of our own under `.tutelage/dvc/`.
 
-The user's checkout, index and branch are never touched. Without a git repository a private one is kept instead.
+The user's files, index and branch are never touched; beside them lies only an ignored `.dvc/` that says where the
+cache is. Without a git repository a private one is kept instead.
 Everything that changes the worktree happens under one lock, by one process at a time.
 """
 
@@ -22,6 +23,7 @@ BRANCH = "data"
 MARKER = "tutelage-data.json"
 LOCK_SECONDS = 30.0
 Say = Callable[[str], None]
+_IGNORE_ALL = "# written by tutelage: where the data versions of this machine are\n*\n"
 _STALE_GIT_LOCK = 10.0  # seconds after which a lock of git's in a worktree that only we use belongs to nobody
 
 
@@ -107,8 +109,12 @@ def prepare(home: Path, say: Say) -> DataBranch:
         _link_worktree(branch, project)
     _clear_git_locks(branch, say)
     if git(branch.worktree, "rev-parse", "-q", "--verify", "HEAD", check=False):
+        config = branch.worktree / ".dvc" / "config"
+        kept = config.read_text(encoding="utf-8") if config.exists() else None
         branch.git("reset", "-q", "--hard")
         branch.git("clean", "-q", "-f", "-d", "-x", "-e", ".dvc")
+        if kept is not None:  # a remote that somebody added there; the next version commits it
+            _write_if_other(config, kept)
     _write_settings(branch)
     return branch
 
@@ -155,44 +161,62 @@ def _check_ours(project: Path, reference: str) -> None:
 
 
 def _write_settings(branch: DataBranch) -> None:
-    """Write the DVC settings: the shared ones into the branch, this machine's beside them.
+    """Write the DVC settings: what all machines share into the branch, what is this machine's beside it, uncommitted.
 
-    The branch names the cache by its absolute place, because a revision read from another checkout
-    (`dvc.api.read(path, rev=SHA)`) knows no folder that a relative one could start from.
+    DVC takes the settings of a revision from the branch, but those of the machine from the checkout that it is called
+    in. So the user's checkout gets them too, in a folder that git ignores, unless it has DVC settings of its own.
     """
     folder = branch.worktree / ".dvc"
-    folder.mkdir(exist_ok=True)
     branch.cache.mkdir(parents=True, exist_ok=True)
-    site = branch.home / "dvc" / "site"
-    core = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
-    remotes = _remotes(folder / "config")
-    files = {
-        folder / "config": f"{core}[cache]\n    dir = {branch.cache}\n{remotes}",
-        folder / "config.local": f"[core]\n    site_cache_dir = {site}\n"
-        f"[cache]\n    dir = {branch.cache}\n    type = reflink,hardlink,copy\n",
-        folder / ".gitignore": "/config.local\n/tmp\n/cache\n",
-        branch.worktree / MARKER: json.dumps({"schema": 1}) + "\n",
-    }
-    for path, text in files.items():
-        if not path.exists() or (path.name != "config.local" and path.read_text(encoding="utf-8") != text):
-            path.write_text(text, encoding="utf-8")
+    _write_config(folder / "config", ["analytics = false", "check_update = false", "autostage = false"])
+    _write_if_other(folder / ".gitignore", "/config.local\n/tmp\n/cache\n")
+    _write_if_other(branch.worktree / MARKER, json.dumps({"schema": 1}) + "\n")
+    _write_local(branch, folder / "config.local")
+    if branch.project is not None and settings_are_ours(branch.project):
+        _write_if_other(branch.project / ".dvc" / ".gitignore", _IGNORE_ALL)
+        _write_local(branch, branch.project / ".dvc" / "config.local")
 
 
-def _remotes(config: Path) -> str:
-    """Return the sections of remotes that somebody added to the branch's settings, with the default one."""
+def settings_are_ours(project: Path) -> bool:
+    """Return whether the checkout has no DVC settings but those that we write."""
+    ignore = project / ".dvc" / ".gitignore"
+    return not ignore.parent.exists() or (ignore.is_file() and ignore.read_text(encoding="utf-8") == _IGNORE_ALL)
+
+
+def _write_local(branch: DataBranch, path: Path) -> None:
+    """Write where this machine has its cache; what somebody added about remotes (a password) stays."""
+    cache = f"[cache]\n    dir = {branch.cache}\n    type = reflink,hardlink,copy\n"
+    _write_config(path, [f"site_cache_dir = {branch.home / 'dvc' / 'site'}"], cache)
+
+
+def _write_config(path: Path, core: list[str], more: str = "") -> None:
+    """Write DVC settings, keeping the remotes that somebody added and which of them is the default."""
+    default, remotes = _remotes(path)
+    lines = "".join(f"    {line}\n" for line in [*core, *default])
+    _write_if_other(path, f"[core]\n{lines}{more}{remotes}")
+
+
+def _write_if_other(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _remotes(config: Path) -> tuple[list[str], str]:
+    """Return the line that names the default remote, if there is one, and the sections of all remotes."""
     if not config.exists():
-        return ""
+        return [], ""
+    default: list[str] = []
     sections: list[str] = []
     kept = False
-    default = ""
     for line in config.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             kept = line.startswith(("[remote", "['remote"))
         if kept:
-            sections.append(line)
+            sections.append(f"{line}\n")
         elif line.strip().startswith("remote ="):
-            default = f"[core]\n{line}\n"
-    return default + "".join(f"{s}\n" for s in sections)
+            default = [line.strip()]
+    return default, "".join(sections)
 
 
 # --- locks

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flows.databranch import BRANCH, DataBranch, Say, existing, git, writing
+from flows.databranch import BRANCH, DataBranch, Say, existing, git, settings_are_ours, writing
 from flows.durable import FileEntry, digest_entries, sha256_file
 from specs.errors import DataError, ServiceError, StateError
 
@@ -164,10 +164,14 @@ def history(home: Path, name: str) -> list[DataVersion]:
     return [] if branch is None else versions_of(branch, name)
 
 
-def private_repository(home: Path) -> Path | None:
-    """Return where versions are kept if the project is no git repository of its own."""
+def repository_to_name(home: Path) -> Path | None:
+    """Return what `dvc.api` must be given as `repo`; None where the user's checkout will do."""
     branch = existing(home)
-    return branch.worktree if branch is not None and branch.project is None else None
+    if branch is None:
+        return None
+    if branch.project is None:
+        return branch.worktree
+    return None if settings_are_ours(branch.project) else home / "dvc" / "worktree"
 
 
 def versions_of(branch: DataBranch, name: str) -> list[DataVersion]:

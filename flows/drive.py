@@ -183,7 +183,7 @@ def _carry_out(executor: Executor, record: RunRecord, request: Request) -> None:
         os._exit(code)
 
     with Live(sys.stderr, total, quiet=request.quiet) as live, _signals(executor, live, leave):
-        reused = len(executor.ends)
+        reused = sum(n in executor.ends for n in executor.wanted)
         if reused:
             live.say(f"{reused} of {total} nodes are done already")
         executor.subscribe(live)

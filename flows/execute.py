@@ -282,7 +282,8 @@ class Executor:
         """Return a valid receipt; what is damaged is set aside and named."""
         known = len(self.state.damage)
         receipt = self.state.receipt(key, deep=True, up_to=up_to)
-        if receipt is None and (aside := self.state.set_aside(key)) is not None:
+        # no receipt at all is no damage: the node was not finished, and its body begins in an empty folder
+        if len(self.state.damage) > known and (aside := self.state.set_aside(key)) is not None:
             self.notes += [f"{text}; it is kept at {aside}" for text in self.state.damage[known:]]
         return receipt
 

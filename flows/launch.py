@@ -87,6 +87,8 @@ class LocalLauncher:
         self._spare: _Child | None = None
         self._running: set[_Child] = set()
         self._left = 0
+        self._starting = 0
+        """Nodes that wait for their process: the nursery may still be importing."""
         self._stopping = False
         # The thread that spawns must outlive the children: the system sends their parent-death signal when *it* ends.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
@@ -98,26 +100,36 @@ class LocalLauncher:
             if self._fork:
                 self._keep_nursery()
             elif heavy_left > 0 and self._spare is None and not self._stopping:
-                self._spare = self._spawn()
+                self._spare = self._spawner.submit(self._popen).result()
             elif heavy_left == 0:
                 self._drop_spare()
 
     def _keep_nursery(self) -> None:
         if self._left > 0 and self._nursery is None and not self._stopping:
             self._nursery = self._spawner.submit(Nursery, self._variables(), self._preload).result()
-        elif self._left == 0 and self._nursery is not None and not self._running:
+        elif self._left == 0 and self._nursery is not None and not self._running and not self._starting:
             self._nursery.close()
             self._nursery = None
 
     def _spawn(self) -> _Child:
-        if self._nursery is not None:
+        """Return a new process. Never called with the lock held, for it may wait until the nursery has imported."""
+        nursery = self._nursery
+        if nursery is not None:
             with tempfile.TemporaryFile() as errors:
                 try:
-                    return _Child(self._nursery.fork(errors.fileno()), os.dup(errors.fileno()))
+                    return _Child(nursery.fork(errors.fileno()), os.dup(errors.fileno()))
                 except NurseryError:  # a process of its own says better what is wrong, and may still work
-                    self._nursery.close()
-                    self._nursery, self._fork = None, False
+                    self._give_up(nursery)
         return self._spawner.submit(self._popen).result()
+
+    def _give_up(self, nursery: Nursery) -> None:
+        """Do without a nursery that is gone. Interrupted where it was ended because the run stops."""
+        with self._lock:
+            if self._nursery is nursery:
+                nursery.close()
+                self._nursery, self._fork = None, False
+            if self._stopping:
+                raise Interrupted("stopped before its process was started")
 
     def _variables(self) -> dict[str, str]:
         threads = str(self._threads)
@@ -149,12 +161,21 @@ class LocalLauncher:
             if self._stopping:
                 raise Interrupted("stopped before its process was started")
             child, self._spare = self._spare, None
+            self._starting += 1
+        try:
             if child is None or child.popen.poll() is not None:
                 child = self._spawn()
+        finally:
+            with self._lock:
+                self._starting -= 1
+        with self._lock:
+            if self._stopping:
+                _end(child)
+                raise Interrupted("stopped before its process was started")
             self._running.add(child)
             self._left -= 1
-            if self._left > 0 and not self._fork:
-                self._spare = self._spawn()
+            if self._left > 0 and not self._fork and self._spare is None:
+                self._spare = self._spawner.submit(self._popen).result()
             return child
 
     def run(self, work: Assignment, started: Callable[[Process], None], progress: Progress) -> list[str]:
@@ -226,6 +247,8 @@ class LocalLauncher:
             self._drop_spare()
             for child in self._running:
                 child.popen.kill()
+            if self._nursery is not None:  # whoever waits for it to import waits no longer
+                self._nursery.process.kill()
 
     def close(self) -> None:
         """End what is kept warm; forked children that still run end with it. Nothing can be run afterwards."""
@@ -238,10 +261,14 @@ class LocalLauncher:
 
     def _drop_spare(self) -> None:
         if self._spare is not None:
-            self._spare.popen.kill()
-            self._spare.popen.wait()
-            _close(self._spare)
+            _end(self._spare)
             self._spare = None
+
+
+def _end(child: _Child) -> None:
+    child.popen.kill()
+    child.popen.wait()
+    _close(child)
 
 
 def _close(child: _Child) -> None:

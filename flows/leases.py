@@ -138,12 +138,17 @@ class Lease:
         return data if isinstance(data, dict) else {}
 
 
+def accelerated(device: str) -> bool:
+    """Return whether work for `cpu`, `cuda` or `auto` runs on an accelerator of this machine."""
+    return device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists())
+
+
 class DeviceLock:
     """One heavy node at a time on an accelerator, over every driver of this home; no lock for work on the CPU."""
 
     def __init__(self, path: Path, device: str) -> None:
         self._path = path
-        self._needed = device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists())
+        self._needed = accelerated(device)
 
     @contextlib.contextmanager
     def held(self, stop: Callable[[], bool], poll: float = 0.2) -> Iterator[None]:

@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flows.durable import Ledger
+from specs.errors import StateError
+
 
 def earlier_looks(home: Path, program: str) -> dict[str, list[str]]:
     """Return, for the plan key of each data set, the digests of the policies that gates asked it about, in order.
@@ -20,8 +23,9 @@ def earlier_looks(home: Path, program: str) -> dict[str, list[str]]:
         digest = run["plan"]
         if digest not in plans:
             plans[digest] = _gates(_read(home / "plans" / f"{digest}.json"))
+        ended = _ended(run, path.with_suffix(".jsonl"))
         for gate, keys in plans[digest].items():
-            candidate = _candidate(home, run, gate)
+            candidate = _candidate(home, ended.get(gate) or {})
             if candidate is None:
                 continue
             for key in keys:
@@ -40,8 +44,17 @@ def _gates(plan: Any) -> dict[str, list[str]]:
     return {n["id"]: [keys[f"data.{s}"] for s in n["params"]["sets"]] for n in gates}
 
 
-def _candidate(home: Path, run: dict[str, Any], gate: str) -> str | None:
-    end = (run.get("nodes") or {}).get(gate) or {}
+def _ended(run: dict[str, Any], ledger: Path) -> dict[str, Any]:
+    """Return how nodes ended; of a run that was killed, its ledger alone says so."""
+    ended = dict(run.get("nodes") or {})
+    try:
+        ended |= {e["node"]: e for e in Ledger(ledger) if "node" in e}
+    except StateError:  # damaged: what the record says is left
+        return ended
+    return ended
+
+
+def _candidate(home: Path, end: dict[str, Any]) -> str | None:
     record = _read(home / "nodes" / str(end.get("run_key")) / "out" / "gate.json")
     if not isinstance(record, dict) or record.get("answer") == "already_promoted":
         return None

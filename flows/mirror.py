@@ -347,7 +347,7 @@ def main(arguments: list[str]) -> int:
     try:
         use = services.prefect(home)
         os.environ.update({**services.quiet_environment(home), **SETTINGS, "PREFECT_API_URL": use.url})
-        use.wait_ready()
+        use.wait_ready(stop=lambda: board.over == "crashed")  # then there is nothing yet that would have to be told
         return _mirror(plan, record, board, use)
     except TutelageError as e:
         sys.stdout.write(f"{e}\n")

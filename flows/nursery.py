@@ -147,7 +147,10 @@ class Nursery:
                 self._codes[pid] = event["code"]
 
     def _said(self) -> str:
-        data = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").strip()
+        try:
+            data = os.pread(self._errors.fileno(), 1 << 16, 0).decode(errors="replace").strip()
+        except ValueError:  # closed by now
+            data = ""
         return data or "the process that starts nodes is gone"
 
     def close(self) -> None:

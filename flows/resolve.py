@@ -12,8 +12,9 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
+from flows.leases import accelerated
 from flows.looks import earlier_looks
 from flows.resolution import Resolution, program_digest, resolution_from, used_data, wanted_aliases
 from flows.weights import find, look
@@ -83,7 +84,7 @@ def resolve(
         aliases=_aliases(program, state_view, pinned),
         packages=_packages(program, where),
         machine=_machine(program),
-        precision=pinned.precision if pinned is not None else _precision(program),
+        precision=pinned.precision if pinned is not None else auto_precision(program),
         asked=_asked(program, state_view, pinned),
         reused=pinned is not None,
     )
@@ -102,9 +103,9 @@ class _Where:
         return path if self._file is None else f"{self._file.name}: {path}"
 
 
-def _precision(program: Program) -> str:
+def auto_precision(program: Program) -> Literal["fp32", "bf16"]:
     """Return what `precision: auto` means here: processors without bf16 arithmetic emulate it, many times slower."""
-    if program.run.device != "cpu":
+    if accelerated(program.run.device):
         return "bf16"
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
@@ -269,7 +270,7 @@ def _registered(program: str, wanted: list[str], view: StateView | None) -> dict
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise StateError(
             f"{path}: damaged registry ({type(e).__name__}: {e}); expected versions and aliases; "
-            "restore it or promote anew with `tutelage promote`"
+            f"restore it from a copy, or move it away to start a new one (the policies in {path.with_suffix('')} stay)"
         ) from e
 
 

@@ -14,10 +14,10 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -196,14 +196,14 @@ def read(home: Path, name: str) -> Service | None:
 
 def answers(url: str, name: str, *, timeout: float) -> bool:
     """Return whether the named kind of server answers at `url`."""
-    request = urllib.request.Request(f"{url.rstrip('/')}/health")
-    if name == "prefect" and (key := os.environ.get("PREFECT_API_KEY")):
-        request.add_header("Authorization", f"Bearer {key}")
     direct = [urllib.request.ProxyHandler({})] if "://127.0.0.1" in url or "://localhost" in url else []
     try:
+        request = urllib.request.Request(f"{url.rstrip('/')}/health")  # ValueError where that is no address
+        if name == "prefect" and (key := os.environ.get("PREFECT_API_KEY")):
+            request.add_header("Authorization", f"Bearer {key}")
         with urllib.request.build_opener(*direct).open(request, timeout=timeout) as reply:
             body = reply.read(64).strip()
-    except (OSError, ValueError, urllib.error.URLError):
+    except (OSError, ValueError, HTTPException):
         return False
     return body == (b"true" if name == "prefect" else b"OK")
 

@@ -277,7 +277,9 @@ class State:
         if record is None and path.exists():
             kept = sorted(self.program(program).glob("executions/*.json"), reverse=True)
             record = next((r for p in kept if (r := _record_from(p)) is not None), None)
-            used = "not used, and there is no other" if record is None else f"that of {record.execution} is used instead"
+            used = (
+                "not used, and there is no other" if record is None else f"that of {record.execution} is used instead"
+            )
             self.damage.append(f"{path}: damaged record of the last run, {used}")
         if record is None:
             return None
@@ -332,12 +334,14 @@ def _read_json(path: Path) -> Json | None:
 
 
 def _record_from(path: Path) -> RunRecord | None:
+    data = _read_json(path) or {}
+    kinds = {"execution": str, "arguments": dict, "nodes": dict}
+    if not all(isinstance(data.get(name), kind) for name, kind in kinds.items()):
+        return None
     try:
-        record = RunRecord(**(_read_json(path) or {}))
+        return RunRecord(**data)
     except TypeError:
         return None
-    sound = isinstance(record.execution, str) and isinstance(record.nodes, dict) and isinstance(record.arguments, dict)
-    return record if sound else None
 
 
 def _receipt_from(text: bytes, run_key: str) -> NodeReceipt | None:

@@ -229,8 +229,20 @@ def _asking(uri: str) -> Any:
     try:
         yield
     except (MlflowException, SQLAlchemyError, requests.RequestException, OSError) as e:
-        first = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
-        raise ServiceError(f"MLflow at {without_secrets(uri)}: {without_secrets(first)[:300]}") from e
+        raise ServiceError(f"MLflow at {without_secrets(uri)}: {_reason(e)}") from e
+
+
+def _reason(error: Exception) -> str:
+    """Return in a few words what a store said, and what to do where that is known."""
+    text = str(error).strip() or type(error).__name__
+    if "Max retries exceeded" in text or "Failed to establish a new connection" in text:
+        return (
+            "nothing answers there; start that server, or unset MLFLOW_TRACKING_URI: tutelage then keeps its own store"
+        )
+    if "database is locked" in text:
+        return "its database is locked by another process; it is tried again, end that process where it never lets go"
+    first = without_secrets(text.splitlines()[0])
+    return first if len(first) <= 300 else f"{first[:300]}…"
 
 
 def without_secrets(uri: str) -> str:

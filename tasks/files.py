@@ -87,9 +87,12 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
 
 
-def remove_temporaries(folder: Path) -> int:
-    """Remove what an interrupted write left in `folder` (not below it); return how many."""
-    left = [p for p in folder.glob(".*.tmp") if _owner_is_gone(p)]
+def remove_temporaries(folder: Path, *, ours: bool = False) -> int:
+    """Remove what an interrupted write left in `folder` (not below it); return how many.
+
+    `ours`: the caller holds the folder's lease, so nobody else writes there, whoever has the writer's pid by now.
+    """
+    left = [p for p in folder.glob(".*.tmp") if ours or _owner_is_gone(p)]
     for path in left:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return len(left)

@@ -53,7 +53,7 @@ def _show(args: argparse.Namespace) -> int:
     _print(versions)
     about = ", ".join(f"{k} {v}" for k, v in sorted(found.about.items()))
     print(f"\nv{found.version}: {about}\nDVC {found.md5}, sha256 {found.digest}")
-    repo = datasets.private_repository(home)
+    repo = datasets.repository_to_name(home)
     where = "" if repo is None else f', repo="{repo}"'
     print(f'read it: dvc.api.read("{found.name}/FILE"{where}, rev="{found.commit}")')
     return 0

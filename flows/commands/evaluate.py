@@ -16,7 +16,9 @@ from flows.durable import replace_dir, temporary
 from flows.nodes import NODE_KINDS, Json, Node, Plan, digest, node_seed
 from flows.resolve import expanded, resolve
 from flows.state import State, find_home
+from specs.data import DataSource
 from specs.errors import ProgramError
+from specs.implicit import implicit_source
 from specs.loader import load_program
 from specs.program import Program
 
@@ -74,13 +76,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _asked(args: argparse.Namespace, loaded: Any, state: State) -> _Asked:
     program: Program = loaded.program
-    source = program.data.get(args.set_name)
+    source = program.data.get(args.set_name) or implicit_source(args.set_name, program.environments)
     if source is None or source.kind == "demonstrations":
         known = [n for n, s in program.data.items() if s.kind != "demonstrations"]
         raise ProgramError(
             f"{args.file}: no set of problems is called {args.set_name!r}{lookup.near(args.set_name, known)}"
         )
-    program = _asking(program, args.set_name)
+    program = _asking(program, args.set_name, source)
     plan = compile_program(program, resolve(loaded, state_view=state))
     node = next((n for n in plan.nodes if n.kind == "evaluate" and n.params["set"] == args.set_name), None)
     if node is None:
@@ -94,8 +96,9 @@ def _asked(args: argparse.Namespace, loaded: Any, state: State) -> _Asked:
     return _Asked(plan, policy, problems, params, node_seed(plan.seed, f"eval.{args.set_name}"))
 
 
-def _asking(program: Program, name: str) -> Program:
-    """Return the program with the set among those that are evaluated."""
+def _asking(program: Program, name: str, source: DataSource) -> Program:
+    """Return the program with the set among those that are evaluated; one that the environment has may be new to it."""
+    program = program.model_copy(update={"data": {**program.data, name: source}})
     if name in (*program.evaluation.sets, *program.evaluation.at_the_end):
         return program
     evaluation = program.evaluation.model_copy(update={"at_the_end": [*program.evaluation.at_the_end, name]})

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         plan = _plan(loaded, state, options)
         request = _request(args, options)
         if not args.json:
-            _say_why(plan, state, name)
+            _say_why(plan, state, request)
         finish = drive(plan, state, request)
     with contextlib.suppress(BrokenPipeError):  # who reads no further still gets the exit code
         _tell(args, state, plan, finish, request)
@@ -147,13 +147,15 @@ def _relative(path: str) -> str:
     return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
 
 
-def _say_why(plan: Plan, state: State, name: str) -> None:
+def _say_why(plan: Plan, state: State, request: Request) -> None:
     """Say, before anything starts, why nodes run that ran before."""
-    before = last_plan(state, name)
+    before = last_plan(state, plan.program)
     if before is None:
         return
+    last = request.until or request.only
+    asked = plan.upstream(plan.node(last).id) if last is not None else [n.id for n in plan]
     for node, status in statuses(plan, state, before).items():
-        if status.status in ("run", "resume") and status.reason:
+        if node in asked and status.status in ("run", "resume") and status.reason:
             print(f"{node}: {status}", file=sys.stderr)
 
 

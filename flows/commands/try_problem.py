@@ -3,10 +3,12 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flows import lookup
+from flows.resolve import auto_precision
 from flows.state import State, find_home
+from specs.data import Split
 from specs.errors import ProgramError
 from specs.loader import load_program
 from specs.program import Program
@@ -26,7 +28,7 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
     which.add_argument("--problem", metavar="ID", help="a problem of the program's last run, or the start of its id")
     which.add_argument("--type", metavar="T", help="a type of problem; any where left out")
     parser.add_argument("--environment", help="which environment; needed where the program has several")
-    parser.add_argument("--split", default="hidden", help="split that a problem is drawn from")
+    parser.add_argument("--split", default="hidden", choices=get_args(Split), help="split that a problem is drawn from")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
     parser.add_argument("--seed", type=int, default=0, help="draws another problem, and other tokens")
     parser.add_argument("--json", action="store_true", help="print the trajectory as JSON")
@@ -61,7 +63,9 @@ def _problem(args: argparse.Namespace, program: Program, state: State) -> Proble
 
     name = _environment_name(args, program)
     environment = environment_for(name, program.environments[name])
-    drawn = environment.problems(args.split, 1 if args.type is None else _DRAWN, args.seed)
+    capacity = getattr(environment, "capacity", None)
+    most = min(_DRAWN, capacity(args.split)) if capacity is not None else _DRAWN
+    drawn = environment.problems(args.split, 1 if args.type is None else most, args.seed)
     fitting = [p for p in drawn if args.type in (None, p.type)]
     if not fitting:
         types = sorted({p.type for p in drawn})
@@ -96,7 +100,8 @@ def _episode(args: argparse.Namespace, program: Program, folder: Path, problem: 
     from tasks.protocols import SamplingSettings
 
     policy = load_policy(folder)
-    sampler = LocalSampler(policy, policy.digest[:12], program.policy.sampler_precision)
+    precision = program.policy.sampler_precision
+    sampler = LocalSampler(policy, policy.digest[:12], auto_precision(program) if precision == "auto" else precision)
     agent = agent_for(program.agent)
     environment = environment_for(problem.environment, program.environments[problem.environment])
     settings = SamplingSettings(args.temperature, program.agent.max_new_tokens)

@@ -115,11 +115,7 @@ def read_texts(path: Path) -> Iterable[tuple[str, str]]:
 
 
 def draw_seed(node: NodeContext, declared: int | None) -> int:
-    """Return the declared seed, else one that the program's seed and the kind of data give.
-
-    So demonstrations and problems of one split are different draws. The name of the set plays no part, for it is no
-    part of the node's key: two sets of one kind and split begin alike unless they declare seeds.
-    """
+    """Return the declared seed, else one of the node's own: sets of one split are different draws by their names."""
     if declared is not None:
         return declared
     return int.from_bytes(hashlib.sha256(f"{node.seed}/{node.kind}".encode()).digest()[:4], "big") >> 1

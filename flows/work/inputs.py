@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -25,7 +25,7 @@ from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow
 from tasks.loops.collect import Arena
 from tasks.loops.fit import Hooks
-from tasks.policy.store import LoadedPolicy, load_policy, save_policy
+from tasks.policy.store import LoadedPolicy, Precision, load_policy, save_policy
 from tasks.protocols import Environment
 
 _CHECKED_ROWS = 8
@@ -115,10 +115,17 @@ def policy_spec(node: NodeContext) -> Policy:
     return Policy.model_validate(node.params["policy"])
 
 
+def precision(node: NodeContext, field: Literal["precision", "sampler_precision"]) -> Precision:
+    """Return an arithmetic of the policy; what `auto` means was decided when the program was resolved."""
+    found: Literal["fp32", "bf16", "auto"] = getattr(policy_spec(node), field)
+    assert found != "auto", f"{field}: compile replaces auto"
+    return found
+
+
 def arena(node: NodeContext, policy: LoadedPolicy) -> tuple[Arena, LocalSampler]:
     """Return what rollouts need, and its sampler. VerifierError where a verifier fails its own self-test."""
     agent = agent_spec(node)
-    sampler = LocalSampler(policy, f"{node.id}/start/{policy.digest[:12]}", policy_spec(node).sampler_precision)
+    sampler = LocalSampler(policy, f"{node.id}/start/{policy.digest[:12]}", precision(node, "sampler_precision"))
     adapter: TypeAdapter[Verifier] = TypeAdapter(Verifier)
     specs = {name: adapter.validate_python(spec) for name, spec in node.params["verifiers"].items()}
     made = Arena(

@@ -82,7 +82,7 @@ def grpo(node: NodeContext) -> Outcome:
         policy.model,
         spec.optimizer,
         spec.steps * spec.updates_per_batch,
-        precision=inputs.policy_spec(node).precision,
+        precision=inputs.precision(node, "precision"),
         micro_batch_tokens=run.micro_batch_tokens,
         device=inputs.device(node),
     )
@@ -171,7 +171,14 @@ def _cost(report: OnPolicyReport, learner: Learner) -> dict[str, float]:
 def _notes(report: OnPolicyReport, spec: GRPO) -> list[str]:
     notes = list(report.notes)
     if report.skipped_steps:
-        notes.append(f"{report.skipped_steps} of {spec.steps} steps made no update: no group varied")
+        notes.append(
+            f"{report.skipped_steps} of {spec.steps} steps made no update: no group varied, or what varied was left out"
+        )
+    alike = sum(line["identical_groups"] for line in report.curve) / len(report.curve)
+    if alike > 0:
+        notes.append(
+            f"in {100 * alike:.0f} % of the groups all trajectories were the same, token for token; they teach nothing"
+        )
     notes += [f"{n} trajectories left out of the loss: {reason}" for reason, n in sorted(report.dropped.items())]
     return notes
 

@@ -145,7 +145,7 @@ def _fit(
         policy.model,
         spec.optimizer,
         len(plan),
-        precision=inputs.policy_spec(node).precision,
+        precision=inputs.precision(node, "precision"),
         micro_batch_tokens=run.micro_batch_tokens,
         device=inputs.device(node),
     )

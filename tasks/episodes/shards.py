@@ -174,13 +174,6 @@ def _rows(path: Path, schema: pa.Schema) -> Iterator[dict[str, Any]]:
         raise StateError(f"{path}: missing or damaged ({str(e)[:200]}); restore it or run the node again") from e
 
 
-def export_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> int:
-    """Write one JSON object a line and return how many."""
-    lines = [json.dumps(to_dict(t), sort_keys=True, ensure_ascii=False, allow_nan=False) for t in trajectories]
-    write_durable(path, "".join(f"{line}\n" for line in lines))
-    return len(lines)
-
-
 def write_latency(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write seconds by trajectory (model, tool, environment) as JSON Lines: for `notes/`, outside every digest."""
     path.parent.mkdir(parents=True, exist_ok=True)

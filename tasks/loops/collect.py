@@ -108,7 +108,7 @@ def collect(
     total = len(problems) * draw.samples
     found: list[Trajectory] = []
     for at in range(0, len(problems), part):
-        name = f"part-{at:06d}"
+        name = f"part-{at:06d}-{part}"  # with its size, for a resume may have another number in flight
         known = store.read(name) if store is not None else None
         if known is None:
             done = len(found)

@@ -1,11 +1,13 @@
 """What a step's rollouts say by group: advantages, which groups can teach, and the figures a person watches."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Literal
 
 from specs.records import Trajectory
+from tasks.episodes.driver import identical_completions
 from tasks.learning.algorithms.grpo import FLAT, GroupCounts, advantages
 
 
@@ -47,11 +49,18 @@ def group_stats(trajectories: Sequence[Trajectory], scale: Literal["group_std", 
 
 
 def rollout_figures(trajectories: Sequence[Trajectory], stats: GroupStats) -> dict[str, float]:
-    """Return the figures of a step's rollouts, success left of reward; shares are of trajectories or of groups."""
+    """Return the figures of a step's rollouts, success left of reward; shares are of trajectories or of groups.
+
+    `repeated` trajectories have, token for token, what another of their group has; in an `identical` group all do.
+    """
     valid = [t for t in trajectories if t.success is not None and t.reward is not None]
     rewards = [t.reward or 0.0 for t in valid]
     groups = max(1, stats.counts.groups)
     count = max(1, len(trajectories))
+    run = [t for t in trajectories if t.status != "infrastructure"]
+    repeated, sizes = identical_completions(run), Counter(t.group for t in run)
+    alike = sum(sizes[g] > 1 and n == sizes[g] - 1 for g, n in repeated.items())
+    ended = [t.policy_tokens for t in trajectories if t.status == "finished"]
     return {
         "success": fmean(bool(t.success) for t in valid) if valid else 0.0,
         "reward_mean": fmean(rewards) if rewards else 0.0,
@@ -63,6 +72,9 @@ def rollout_figures(trajectories: Sequence[Trajectory], stats: GroupStats) -> di
         "too_few_valid_groups": stats.counts.too_few / groups,
         "invalid": 1 - len(valid) / count,
         "truncated": sum(t.status == "truncated" for t in trajectories) / count,
+        "repeated": sum(repeated.values()) / count,
+        "identical_groups": alike / groups,
         "policy_tokens": fmean(t.policy_tokens for t in trajectories) if trajectories else 0.0,
+        "policy_tokens_finished": fmean(ended) if ended else 0.0,
         "turns": fmean(len(t.turns) for t in trajectories) if trajectories else 0.0,
     }

@@ -56,7 +56,7 @@ class OnPolicyReport:
     policy_tokens: int = 0
     trained_tokens: int = 0
     skipped_steps: int = 0
-    """Steps without an update, because no group varied."""
+    """Steps without an update: no group varied, or what varied was left out."""
     dropped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     probe: list[TrainingRow] = field(default_factory=list)
@@ -138,7 +138,7 @@ def _train(
         )
     rows = _rows(stage, collected, stats, report)
     updates = _update(learner, stage, rows, step)
-    report.flat_run = 0 if rows else report.flat_run + 1
+    report.flat_run = 0 if stats.advantages else report.flat_run + 1
     report.skipped_steps += not any(u.updated for u in updates)
     report.rollouts += len(collected.trajectories)
     report.policy_tokens += collected.policy_tokens

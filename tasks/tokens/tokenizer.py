@@ -121,10 +121,6 @@ class Tokenizer:
             )
         return token
 
-    def has_special(self, name: str) -> bool:
-        """Return whether there is a special token of that name."""
-        return self._backend.token_to_id(name) is not None
-
     @property
     def size(self) -> int:
         """Return the number of ids."""

@@ -1,8 +1,8 @@
-"""Share of the quickstart's wall time that is not spent in its nodes' bodies along the critical path.
+"""Share of the quickstart's wall time in which no node's body runs.
 
-Counted: the driver's start, waiting for servers, hand-over between nodes, tracking and versioning that a node
-waits for, and the drain at the end. Not counted: the bodies themselves. The critical path is the chain of nodes,
-each the last of its inputs to end, from the last node back to the first.
+Counted: the driver's start, waiting for servers, hand-over between nodes, tracking and versioning that every node waits
+for, and the drain at the end. Not counted: moments in which at least one body runs, so what is done beside the bodies,
+on the other core, costs nothing here; it shows in the bodies' own seconds.
 """
 
 from datetime import datetime

@@ -44,7 +44,11 @@ def run(settings: dict[str, Any], seed: int, program: Path) -> dict[str, Any]:
         "seed": seed,
         "seconds": round(seconds, 1),
         "exit": done.returncode,
-        "stages": {p: metrics[f"eval.{p}.hidden"] for p in POLICIES if f"eval.{p}.hidden" in metrics},
+        "stages": {
+            p: {k: metrics[f"eval.{p}.hidden"][k] for k in ("success", "success_greedy")}
+            for p in POLICIES
+            if f"eval.{p}.hidden" in metrics
+        },
     }
 
 

@@ -7,6 +7,7 @@ import pytest
 from flows.compile import compile
 from flows.nodes import NODE_KINDS, plan_from
 from flows.plan import save_bytes
+from flows.resolution import Resolution, program_digest
 from specs.errors import ProgramError
 from tests.flows.programs import MACHINE, SMALL, changed, closure, nodes, plan, program, resolution
 

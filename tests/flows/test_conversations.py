@@ -110,6 +110,10 @@ def test_try_runs_one_episode(folder, tmp_path, capsys):
     assert try_problem.run(parsed(try_problem, *words, "--json")) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["sampling"]["temperature"] == 0.0
+    policy = "policy:\n  sampler_precision: auto\n"
+    (tmp_path / "auto.yaml").write_text(PROGRAM.replace("policy:\n", policy), encoding="utf-8")
+    assert try_problem.run(parsed(try_problem, str(tmp_path / "auto.yaml"), *words[1:], "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["problem_id"] == record["problem_id"]
     with pytest.raises(ProgramError, match="--type: found 'x', expected one of"):
         try_problem.run(parsed(try_problem, *words, "--type", "x"))
     with pytest.raises(ProgramError, match="--temperature"):

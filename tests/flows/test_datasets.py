@@ -84,6 +84,40 @@ def _read_as_dvc_does(project: Path, first: str, second: str, monkeypatch: pytes
     assert dvc.api.read("p/demos/records.jsonl", rev=second) == "two, more\n"
 
 
+def test_nothing_of_the_machine_is_committed_and_remotes_that_were_added_stay(project: Path) -> None:
+    home = project / ".tutelage"
+    datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)
+    worktree = home / "dvc" / "worktree"
+    for file in git(project, "ls-tree", "-r", "--name-only", "data").splitlines():
+        assert str(project) not in git(project, "show", f"data:{file}"), file
+    for arguments in (
+        ["remote", "add", "-d", "store", "https://store.invalid/data"],
+        ["remote", "modify", "--local", "store", "password", "x"],
+    ):
+        subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=worktree, check=True, capture_output=True)
+    datasets.publish(home, [item(home, "demos", "two\n")], "m", say=print)
+    shown = subprocess.run(
+        [sys.executable, "-m", "dvc", "config", "-l"], cwd=worktree, check=True, capture_output=True, text=True
+    )
+    lines = shown.stdout.splitlines()
+    assert {"core.remote=store", "remote.store.url=https://store.invalid/data", "remote.store.password=x"} <= set(lines)
+    assert "password" not in git(project, "show", "data:.dvc/config")
+    assert datasets.repository_to_name(home) is None
+
+
+def test_dvc_settings_of_the_users_own_are_left_alone(project: Path) -> None:
+    import dvc.api
+
+    (project / ".dvc").mkdir()
+    (project / ".dvc" / "config").write_text("[core]\n    analytics = false\n")
+    home = project / ".tutelage"
+    (made,) = datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)
+    assert [p.name for p in (project / ".dvc").iterdir()] == ["config"]
+    repo = datasets.repository_to_name(home)
+    assert repo is not None
+    assert dvc.api.read("p/demos/records.jsonl", repo=str(repo), rev=made.commit) == "one\n"
+
+
 def test_a_damaged_or_missing_object_is_named_and_comes_back(project: Path) -> None:
     home = project / ".tutelage"
     (made,) = datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)

@@ -17,6 +17,7 @@ from flows.work import judging
 from specs.environments import OrderDesk
 from specs.errors import ProgramError, StateError
 from specs.gates import Evaluation
+from specs.implicit import SIZES
 from specs.policy import BPETokenizer, Policy, ScratchPolicy
 from specs.records import to_dict
 from specs.reward import Reward
@@ -136,6 +137,16 @@ def test_evaluate_command_then_export(
     assert export_command.run(parsed(export_command, "--trajectories", printed["folder"], str(target))) == 0
     lines = [json.loads(line) for line in target.read_text().splitlines()]
     assert sorted(line["shard"] for line in lines) == ["greedy"] * 5 + ["trajectories"] * 5
+
+
+def test_a_set_that_the_environment_has_can_be_asked_undeclared(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("TUTELAGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(SIZES["order_desk"], "golden", 4)
+    words = (str(place / "tiny.yaml"), "--policy", str(place / "policy"), "--set", "desk.golden", "--no-greedy")
+    assert evaluate_command.run(parsed(evaluate_command, *words, "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["problems"] == 4
 
 
 def test_an_exported_policy_is_whole_and_a_damaged_one_is_not_exported(

@@ -147,3 +147,11 @@ def test_temporaries_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path
     (tmp_path / f".b.{os.getppid()}.1.tmp").write_text("")
     assert remove_temporaries(tmp_path) == 1
     assert [p.name for p in tmp_path.iterdir()] == [f".b.{os.getppid()}.1.tmp"]
+
+
+def test_a_holder_of_the_folder_clears_what_any_writer_left(tmp_path: Path):
+    left = tmp_path / f".receipt.json.{os.getppid()}.1.tmp"  # its pid lives, as one that is reused does
+    left.touch()
+    assert remove_temporaries(tmp_path) == 0
+    assert remove_temporaries(tmp_path, ours=True) == 1
+    assert not left.exists()

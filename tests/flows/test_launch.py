@@ -158,6 +158,31 @@ def test_stopping_lets_a_child_save(tmp_path: Path, launch: Any):
     launcher.close()
 
 
+def test_stopping_waits_for_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "endless_import.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launcher = LocalLauncher(preload=("endless_import",), fork=True)
+    launcher.prepare(1)
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _run(launcher, _work(tmp_path, "told"))
+        except Interrupted as e:
+            raised.append(e)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    launcher.stop()
+    launcher.kill()
+    thread.join(5)
+    assert time.monotonic() - began < 3
+    assert [type(e) for e in raised] == [Interrupted]
+    launcher.close()
+
+
 @pytest.mark.parametrize("how", ["stdin ends", "parent is killed"])
 def test_a_child_ends_with_its_driver(how: str, tmp_path: Path):
     work = _work(tmp_path, "sleeps")

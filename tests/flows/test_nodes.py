@@ -27,7 +27,7 @@ def _source(module: str) -> Path | None:
 
 
 def _code_of(module: str, seen: dict[str, str]) -> None:
-    """Collect the code of a module and of all of `tasks` that it imports, as parsed and without docstrings."""
+    """Collect the code of a module and of all of `tasks` and of bodies that it imports, as parsed, without docstrings."""
     path = _source(module)
     if module in seen or path is None:
         return
@@ -42,7 +42,7 @@ def _code_of(module: str, seen: dict[str, str]) -> None:
             node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
     seen[module] = ast.dump(tree)
     for name in imported:
-        if name.startswith("tasks."):
+        if name.startswith(("tasks.", "flows.work.")):
             _code_of(name, seen)
 
 

@@ -253,6 +253,10 @@ def test_looks_are_counted_from_gate_records(tmp_path: Path):
     record(state, made, **{"gate.ship": {"run_key": keys["gate.ship"]}})
     found = earlier_looks(tmp_path, "small")
     assert found == {nodes(made)[f"data.{s}"].plan_key: ["c" * 64] for s in ("hidden", "golden")}
+    record(state, made)  # as the run's start left it: it was killed after its gate, which its ledger tells
+    assert earlier_looks(tmp_path, "small") == {}
+    state.ledger(made.program, "e1").append([{"node": "gate.ship", "run_key": keys["gate.ship"]}])
+    assert earlier_looks(tmp_path, "small") == found
     out.write_text(json.dumps({"answer": "already_promoted", "candidate_digest": "c" * 64}))
     assert earlier_looks(tmp_path, "small") == {}
 

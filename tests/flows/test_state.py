@@ -11,7 +11,7 @@ import pytest
 
 from flows.leases import Lease, Process, driver_lease, process_from, this_process
 from flows.reconcile import reconcile
-from flows.state import NodeReceipt, RunRecord, State, find_home, now
+from flows.state import NodeReceipt, RunRecord, State, exit_code, find_home, now
 from specs.errors import BusyError, StateError
 
 
@@ -99,6 +99,15 @@ def test_checkpoints_are_counted_until_the_node_is_sealed(tmp_path: Path):
 
 def _record(execution: str, driver: Process) -> RunRecord:
     return RunRecord(execution, "p", "p.yaml", {}, "d", {}, driver.to_dict(), now())
+
+
+def test_a_smoke_run_is_well_whatever_its_gate_says():
+    record = _record("e1", this_process())
+    for code, told in ((None, None), (0, 0), (3, 0), (7, 0), (5, 5)):
+        record.exit_code, record.arguments = code, {"smoke": True}
+        assert exit_code(record) == told
+        record.arguments = {"smoke": False}
+        assert exit_code(record) == code
 
 
 def test_records_say_running_crashed_or_ended(tmp_path: Path):

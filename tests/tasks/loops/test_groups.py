@@ -27,6 +27,18 @@ def test_groups_without_variance_are_split_into_right_and_wrong():
     assert (figures["zero_variance_right"], figures["zero_variance_wrong"]) == (pytest.approx(1 / 3),) * 2
     assert (figures["mixed_groups"], figures["success"]) == (pytest.approx(1 / 3), 0.5)
     assert next(iter(figures)) == "success"
+    assert (figures["repeated"], figures["identical_groups"]) == (0.75, 1.0)
+
+
+def test_what_a_group_repeats_token_for_token_is_counted():
+    made = group("a", [1.0] * 2) + group("b", [1.0, 0.0, 0.0]) + group("c", [1.0])
+    made[2].ids = [9, 8, 7]
+    made[4].status = "truncated"
+    lost = group("d", [None, None], status="infrastructure")
+    figures = rollout_figures([*made, *lost], group_stats([*made, *lost], "none"))
+    assert figures["repeated"] == pytest.approx(2 / 8)
+    assert figures["identical_groups"] == pytest.approx(1 / 4)
+    assert figures["policy_tokens_finished"] == 2.0
 
 
 def test_a_group_that_shrank_to_one_is_dropped_and_counted():

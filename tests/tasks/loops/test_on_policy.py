@@ -169,3 +169,17 @@ def test_rollouts_of_finished_parts_are_not_drawn_again(taught, tmp_path, monkey
     damaged = RolloutStore(tmp_path)
     assert damaged.read(stored[0]) is None
     assert damaged.damaged == [stored[0]]
+
+
+def test_rollouts_are_complete_when_a_resume_has_another_number_in_flight(taught, tmp_path, monkeypatch):
+    arena, draw = toy_arena(copy.deepcopy(taught)), Draw(2, 1.0, 3, "x")
+    monkeypatch.setattr("tasks.loops.collect.PARTS_IN_FLIGHT", 1)
+    whole = [t.id for t in collect(arena, PROBLEMS, draw).trajectories]
+    store = RolloutStore(tmp_path)
+    calls = iter(range(99))
+    with pytest.raises(Interrupted):
+        collect(replace(arena, in_flight=4), PROBLEMS, draw, store=store, stop=lambda: next(calls) > 1)
+    assert list(store.names())
+    for in_flight in (6, 8):
+        found = collect(replace(arena, in_flight=in_flight), PROBLEMS, draw, store=store)
+        assert [t.id for t in found.trajectories] == whole
