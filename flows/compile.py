@@ -51,7 +51,12 @@ def _data_sets(graph: Graph) -> None:
     program = graph.program
     for name in graph.used:
         source = program.data[name]
-        params: Json = {"name": name, "source": dump(source), "environment": graph.environment(source.environment)}
+        params: Json = {
+            "name": name,
+            "source": dump(source),
+            "environment": graph.environment(source.environment),
+            "versions": graph.versions([source.environment]),
+        }
         if params["environment"]["kind"] == "bfcl":
             params["package"] = graph.resolution.packages.get("bfcl-eval")
         seed = None if isinstance(source, ProblemFile) else source.seed
@@ -74,9 +79,11 @@ def _data_sets(graph: Graph) -> None:
 def _first_policy(graph: Graph) -> None:
     """Add the untouched policy and its evaluations."""
     init = graph.program.policy.init
+    environments = graph.environments(graph.used)
     params: Json = {
         "policy": graph.policy,
-        "environments": graph.environments(graph.used),
+        "environments": environments,
+        "versions": graph.versions(environments),
         "agent": graph.agent,
     }
     inputs: dict[str, str] = {}

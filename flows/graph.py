@@ -98,16 +98,30 @@ class Graph:
     def common(self, stage: Stage) -> Json:
         """Return the params of every node of a stage."""
         weights = dict.fromkeys(stage.data) if isinstance(stage.data, list) else dict(stage.data)
+        environments = self.environments(stage.data)
         return {
             "policy": self.policy,
             "agent": self.agent,
-            "environments": self.environments(stage.data),
+            "environments": environments,
+            "versions": self.versions(environments),
             "data": weights,
         }
 
+    def versions(self, environments: Iterable[str], verifiers: Iterable[str] = ()) -> Json:
+        """Return the versions of the implementations that a node relies on: they are part of its key."""
+        used = {f"environments.{n}": self.program.environments[n] for n in environments}
+        used |= {f"verifiers.{n}": self.program.verifiers[n] for n in verifiers}
+        return {name: f"{spec.kind}@{spec.version}" for name, spec in used.items()}
+
     def judged(self, stage: Stage) -> Json:
         """Return the params of a stage's nodes that need verdicts."""
-        return {**self.common(stage), "verifiers": self.verifiers, "reward": dump(self.reward)}
+        common = self.common(stage)
+        return {
+            **common,
+            "versions": self.versions(common["environments"], self.verifiers),
+            "verifiers": self.verifiers,
+            "reward": dump(self.reward),
+        }
 
     def stage_inputs(self, stage: Stage, policy: str, **more: str) -> dict[str, str]:
         """Return the inputs of a stage's node: policy, data and `more`."""
@@ -137,13 +151,15 @@ class Graph:
             node_id = f"eval.{policy}.{name}"
             if node_id in self.nodes:
                 continue
+            environments = self.environments([name])
             params: Json = {
                 "evaluation": asked,
                 "policy": self.policy,
                 "verifiers": self.verifiers,
                 "reward": dump(self.reward),
                 "agent": self.agent,
-                "environments": self.environments([name]),
+                "environments": environments,
+                "versions": self.versions(environments, self.verifiers),
                 "set": name,
                 "role": self.program.data[name].role,
             }

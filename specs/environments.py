@@ -1,6 +1,6 @@
 """Environments: worlds in which episodes run, and what their demonstrations look like."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,7 @@ class OrderDesk(Spec):
     """Customers, products, stock, orders and mail on SQLite."""
 
     kind: Literal["order_desk"]
+    version: ClassVar[int] = 1
     max_turns: Count = 8
     types: Annotated[list[OrderType], Field(min_length=1)] | None = None
     """Problem types drawn, one named twice twice as often. Where left out: every ordinary type, and on the training
@@ -50,6 +51,7 @@ class BFCL(Spec):
     """Single-turn function calling from the Berkeley Function Calling Leaderboard package."""
 
     kind: Literal["bfcl"]
+    version: ClassVar[int] = 1
     categories: list[Literal["simple_python", "multiple", "live_simple"]] = ["simple_python", "multiple"]
     max_turns: Count = 1
     train_share: Share = 0.6

@@ -160,7 +160,7 @@ def _verifiers(c: _Checks) -> None:
         c.wrong(("reward",), f"{text}, for example outcome: {{{next(iter(names))}: 1.0}}")
     for name in names:
         if name not in (*reward.must, *reward.outcome, *reward.soft):
-            c.odd(("verifiers", name), "is no part of the reward: it is recorded and decides nothing")
+            c.odd(("verifiers", name), "is no part of the reward, so nothing asks it; name it in outcome, soft or must")
     _dominance(c)
     _forbidden(c)
     if bool(reward.process_cap) != bool(reward.process_per_call):

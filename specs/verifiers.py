@@ -1,6 +1,6 @@
-"""Verifiers: trajectory to verdict."""
+"""Verifiers: trajectory to verdict. Raise a `version` when verdicts may change: it is part of every key that needs them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ class EnvironmentState(Spec):
     """The sealed final state equals the expected one."""
 
     kind: Literal["environment_state"]
+    version: ClassVar[int] = 2
     answer: Flag = True
     """Also compare the final answer where the problem asks for one."""
 
@@ -19,6 +20,7 @@ class ToolTrace(Spec):
     """Rules over the calls of a trajectory."""
 
     kind: Literal["tool_trace"]
+    version: ClassVar[int] = 1
     forbid: list[str] = []
     """Named events that must not happen (an environment lists its own)."""
     max_errors: Annotated[int, Field(ge=0)] | None = None
@@ -29,6 +31,7 @@ class ToolCalls(Spec):
     """The calls made equal the expected calls, by value and type."""
 
     kind: Literal["tool_calls"]
+    version: ClassVar[int] = 1
     order: Flag = False
     """Whether the order of several calls matters."""
 
@@ -37,6 +40,7 @@ class ExactAnswer(Spec):
     """The final answer equals the problem's expected answer."""
 
     kind: Literal["exact"]
+    version: ClassVar[int] = 1
     strip: Flag = True
 
 

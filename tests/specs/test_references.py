@@ -82,7 +82,7 @@ def test_what_is_odd_is_a_warning(tmp_path: Path) -> None:
     )
     texts = [str(w).removeprefix(f"{tmp_path}/") for w in loaded.warnings]
     assert texts == [
-        "x.yaml:15:3 verifiers.tools: is no part of the reward: it is recorded and decides nothing",
+        "x.yaml:15:3 verifiers.tools: is no part of the reward, so nothing asks it; name it in outcome, soft or must",
         "x.yaml:10:3 data.spare: is used by no stage, evaluation or gate; it is not made",
         "x.yaml:7:3 environments.spare: is used by no data set",
     ]

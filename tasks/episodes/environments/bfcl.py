@@ -55,7 +55,7 @@ class BFCLWorld:
 class BFCLEnvironment:
     """Problems of the chosen categories; `dropped` says how many of each were left out."""
 
-    version = "bfcl@1"
+    version = f"bfcl@{BFCL.version}"
 
     def __init__(self, name: str, spec: BFCL) -> None:
         self._name, self._spec = name, spec

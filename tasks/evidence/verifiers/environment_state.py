@@ -12,7 +12,7 @@ from tasks.evidence.verdicts import failed, invalid, passed, settled
 class EnvironmentStateVerifier:
     """Compares with `problem.expected["state"]` and, where it is not None, `problem.expected["answer"]`."""
 
-    version = "environment_state@2"
+    version = f"environment_state@{EnvironmentState.version}"
 
     def __init__(self, name: str, spec: EnvironmentState) -> None:
         self._name, self._spec = name, spec

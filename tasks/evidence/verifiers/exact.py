@@ -9,7 +9,7 @@ from tasks.evidence.verdicts import failed, invalid, passed, settled
 class ExactAnswerVerifier:
     """Compares `trajectory.answer` with `problem.expected["answer"]`; white space at the ends may be ignored."""
 
-    version = "exact@1"
+    version = f"exact@{ExactAnswer.version}"
 
     def __init__(self, name: str, spec: ExactAnswer) -> None:
         self._name, self._spec = name, spec

@@ -16,7 +16,7 @@ from tasks.evidence.verdicts import failed, invalid, passed, settled
 class ToolCallsVerifier:
     """Matches each call with one expected call."""
 
-    version = "tool_calls@1"
+    version = f"tool_calls@{ToolCalls.version}"
 
     def __init__(self, name: str, spec: ToolCalls) -> None:
         self._name, self._spec = name, spec

@@ -10,7 +10,7 @@ from tasks.evidence.verdicts import failed, invalid, passed
 class ToolTraceVerifier:
     """Judges what did happen, so a cut trajectory is judged too. Injected faults are nobody's error."""
 
-    version = "tool_trace@1"
+    version = f"tool_trace@{ToolTrace.version}"
 
     def __init__(self, name: str, spec: ToolTrace) -> None:
         known = sorted({e for events in EVENTS.values() for e in events})

@@ -49,7 +49,7 @@ DISCOUNT = _tool(
 class OrderDeskEnvironment:
     """Problems of the order desk. Where no types are declared the training split draws long jobs more often."""
 
-    version = "order_desk@1"
+    version = f"order_desk@{OrderDesk.version}"
 
     def __init__(self, name: str, spec: OrderDesk) -> None:
         tools = {t.name for t in (*TOOLS, DISCOUNT)} - {"finish"} | {"*"}
