@@ -245,6 +245,14 @@ def _read_line(stdin: int) -> bytes:
     return line
 
 
+def warm(preload: list[str]) -> None:
+    """Import modules, and what torch imports when it is told to be deterministic: more than a second."""
+    for module in preload:
+        import_module(module)
+    if torch := sys.modules.get("torch"):
+        torch.use_deterministic_algorithms(True)
+
+
 def _settle(work: Assignment) -> None:
     """Import the body (which may draw numbers), then set seeds, threads and determinism."""
     import_module(work.entry.partition(":")[0])
@@ -276,8 +284,7 @@ def main(preload: list[str]) -> int:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in preload:
-        import_module(module)
+    warm(preload)
     channel = os.dup(1)
     work = Assignment(**json.loads(_read_line(0)))
     threading.Thread(target=_watch, args=(0,), daemon=True).start()

@@ -68,7 +68,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         "preflight", 1, "flows.work.policy_gradient:preflight", True, estimates.preflight,
         (*_UPDATE_ONLY, *_PLACES),
     ),
-    NodeKind("choose", 1, "flows.work.policy_gradient:choose", False, estimates.nothing, (), "decision.json"),
+    NodeKind("choose", 1, "flows.work.choosing:choose", False, estimates.nothing, (), "decision.json"),
     NodeKind("train.grpo", 1, "flows.work.policy_gradient:grpo", True, estimates.grpo, _PLACES, trains=True),
     NodeKind("evaluate", 1, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES),
     NodeKind("gate", 1, "flows.work.judging:gate", False, estimates.nothing, ()),

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from importlib import import_module
 from typing import IO
 
 
@@ -164,13 +163,12 @@ class Nursery:
 
 def main(descriptor: int, preload: list[str]) -> int:
     """Import, then fork on request until the driver is gone."""
-    from flows.child import die_with_parent
+    from flows.child import die_with_parent, warm
 
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=descriptor)
-    for module in preload:
-        import_module(module)
+    warm(preload)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -1,25 +1,26 @@
-"""Bodies of policy-gradient nodes: the preflight, the choice it leads to, and GRPO itself."""
+"""Bodies of policy-gradient nodes: the preflight and GRPO itself; `choosing` stands between them."""
 
-import json
 from functools import partial
 from typing import Any
 
 from flows.context import NodeContext, Outcome
 from flows.work import inputs
+from flows.work.choosing import read_json
 from specs.algorithms import GRPO
-from specs.errors import StateError, TrainingError
+from specs.errors import StateError
 from specs.records import Trajectory
 from specs.stages import Needs, Preflight
 from tasks.episodes.local import LocalSampler
 from tasks.episodes.seeds import derive
 from tasks.episodes.shards import write_shards
 from tasks.files import write_json
+from tasks.judging.needs import unmet
 from tasks.learning.checkpoints import tensor_digest
 from tasks.learning.learner import Learner
 from tasks.loops.collect import Draw, collect
 from tasks.loops.on_policy import OnPolicy, OnPolicyReport, train_grpo
 from tasks.loops.order import ProblemOrder
-from tasks.loops.preflight import measure, review_sample, unmet
+from tasks.loops.preflight import measure, review_sample
 from tasks.loops.rollout_store import RolloutStore
 from tasks.policy.llama import Llama
 
@@ -57,24 +58,9 @@ def preflight(node: NodeContext) -> Outcome:
     )
 
 
-def choose(node: NodeContext) -> Outcome:
-    """Decide whether the stage runs; writes `decision.json`. TrainingError where it may not and nothing is left."""
-    figures = _json(node, "preflight", "preflight.json")
-    missing = unmet(Needs.model_validate(node.params["needs"]), figures)
-    if missing and node.params["last"]:
-        raise TrainingError(
-            f"stage {node.params.get('stage', node.id)}: the preflight says that it cannot learn: {'; '.join(missing)}. "
-            "Ways out: train on demonstrations (sft) or verified rollouts (rft) first, set else_first: rft (or raise "
-            "tries), choose easier problems, or lower needs knowingly"
-        )
-    reason = "; ".join(missing) if missing else f"success {figures['success']:.3f}: every need is met"
-    write_json(node.out / "decision.json", {"go": not missing, "reason": reason})
-    return Outcome(metrics={"go": float(not missing)}, notes=[reason])
-
-
 def grpo(node: NodeContext) -> Outcome:
     """Train by GRPO; writes `policy/`, `curve.json` and, where they are kept, `trajectories/`."""
-    if not _json(node, "decision", "decision.json")["go"]:
+    if not read_json(node, "decision", "decision.json")["go"]:
         raise StateError(f"{node.id}: its preflight did not say go, so it should not have been started")
     spec = GRPO.model_validate(node.params["algorithm"])
     run, policy = inputs.execution(node), inputs.start_policy(node)
@@ -180,11 +166,3 @@ def _notes(report: OnPolicyReport, spec: GRPO) -> list[str]:
         )
     notes += [f"{n} trajectories left out of the loss: {reason}" for reason, n in sorted(report.dropped.items())]
     return notes
-
-
-def _json(node: NodeContext, name: str, file: str) -> dict[str, Any]:
-    path = node.inputs[name] / file
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise StateError(f"{path}: cannot be read ({e}); run the node that makes it again") from e

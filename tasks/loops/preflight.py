@@ -6,7 +6,6 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from specs.records import Trajectory
-from specs.stages import Needs
 from tasks.episodes.shards import tool_errors
 from tasks.loops.groups import group_stats
 
@@ -68,18 +67,6 @@ def expected_mixed(counts: Sequence[tuple[int, int]], group_size: int) -> float:
             p = successes / samples
             shares.append(1 - p**group_size - (1 - p) ** group_size)
     return _mean(shares)
-
-
-def unmet(needs: Needs, figures: dict[str, Any]) -> list[str]:
-    """Return one sentence for each need that the figures do not meet."""
-    wanted = {
-        "success": needs.success,
-        "positive_problem_rate": needs.positive_problem_rate,
-        "mixed_group_rate": needs.mixed_group_rate,
-    }
-    return [
-        f"{name} is {figures[name]:.3f}, needs {least:g}" for name, least in wanted.items() if figures[name] < least
-    ]
 
 
 def review_sample(trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flows.context import MetricSpool, NodeContext
-from flows.work import data, policy_gradient, supervised
+from flows.work import choosing, data, policy_gradient, supervised
 from specs.agents import ToolLoop
 from specs.algorithms import GRPO, RFT, SFT, Optimizer, SupervisedBatch
 from specs.data import Demonstrations, Problems
@@ -203,7 +203,7 @@ def asked(folder, at, policy, *, last=True, **needs):
 def test_preflight_decides_whether_a_stage_runs(base, tmp_path):
     _, at = base
     probe, choice = asked(tmp_path / "good", at, "taught")
-    policy_gradient.choose(choice)
+    choosing.choose(choice)
     assert read(choice.out / "decision.json")["go"] is True
     figures = read(probe.out / "preflight.json")
     assert figures["rollouts"] == 40
@@ -211,12 +211,12 @@ def test_preflight_decides_whether_a_stage_runs(base, tmp_path):
     assert min(t.reward or 0 for t in best) >= max(t.reward or 0 for t in worst)
 
     _, choice = asked(tmp_path / "bad", at, "init", last=False)
-    policy_gradient.choose(choice)
+    choosing.choose(choice)
     decision = read(choice.out / "decision.json")
     assert (decision["go"], "success is 0.000, needs 0.01" in decision["reason"]) == (False, True)
     choice.params["last"] = True
     with pytest.raises(TrainingError, match=r"stage rl.*success is 0.000.*else_first: rft"):
-        policy_gradient.choose(choice)
+        choosing.choose(choice)
 
 
 def test_grpo_trains_and_resumes_bit_for_bit(base, tmp_path, caplog):

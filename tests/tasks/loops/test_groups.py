@@ -1,8 +1,9 @@
 import pytest
 
 from specs.stages import Needs
+from tasks.judging.needs import unmet
 from tasks.loops.groups import group_stats, rollout_figures
-from tasks.loops.preflight import expected_mixed, measure, review_sample, unmet
+from tasks.loops.preflight import expected_mixed, measure, review_sample
 from tests.tasks.learning.test_rows import A, U, trajectory
 
 
