@@ -6,6 +6,7 @@ from typing import Any
 from flows.context import NodeContext, Outcome
 from specs.errors import StateError, TrainingError
 from specs.stages import Needs
+from tasks.files import write_json
 from tasks.judging.needs import unmet
 
 
