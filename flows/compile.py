@@ -162,7 +162,8 @@ def _baseline(graph: Graph, name: str, gate: Gate) -> str | None:
 
 def _report(graph: Graph) -> None:
     """Add the report over everything that has figures."""
-    kinds = ("evaluate", "gate", "collect", "preflight")
+    kinds = ("data.demonstrations", "data.problems", "data.file", "data.apart")
+    kinds += ("evaluate", "gate", "collect", "preflight")
     inputs = {n.id: n.id for n in graph.nodes.values() if n.kind in kinds or NODE_KINDS[n.kind].trains}
     stages = [
         {"id": s.id, "type": s.algorithm.type, "from": s.start, "policy": graph.policies[s.id]}

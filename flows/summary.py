@@ -96,7 +96,9 @@ def _champion(state: State, program: str) -> dict[str, Any] | None:
 def _report(state: State, done: Iterable[dict[str, Any]]) -> str | None:
     for node in done:
         if node["kind"] == "report":
-            path = state.node(node["run_key"]) / "out" / "report.html"
+            out = state.node(node["run_key"]) / "out"
+            full = out / "notes" / "report.html"  # with durations and notes, which the digest leaves out
+            path = full if full.exists() else out / "report.html"
             return str(path) if path.exists() else None
     return None
 

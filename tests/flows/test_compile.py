@@ -184,6 +184,7 @@ def test_the_same_program_and_resolution_give_the_same_bytes():
 def test_every_evaluation_gate_and_training_node_is_in_the_report():
     made = plan()
     kinds = {"evaluate", "gate", "collect", "preflight", "train.sft", "train.rft", "train.grpo"}
+    kinds |= {"data.demonstrations", "data.problems", "data.apart"}
     assert set(nodes(made)["report"].inputs) == {n.id for n in made if n.kind in kinds}
     assert closure(made, "data.demos") >= {"report", "gate.ship"}
 
