@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specs.errors import BusyError, Interrupted
+from specs.errors import BusyError, Interrupted, StateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +189,20 @@ def _busy(program: str, holder: Process | None) -> str:
         f"program {program}: {who} runs it already, expected one driver at a time; "
         "wait for it with `--wait`, watch it with `tutelage status`, or stop that process"
     )
+
+
+@contextlib.contextmanager
+def short_lock(path: Path, *, seconds: float = 20.0) -> Iterator[None]:
+    """Hold a lock for a moment; it dies with its holder. StateError where another keeps it for too long."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + seconds
+    with path.open("w") as f:
+        while True:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise StateError(f"{path}: held by another process for {seconds:.0f} s; try again") from None
+                time.sleep(0.02)
+        yield

@@ -5,19 +5,16 @@
 for a gate record and a policy, however often it is asked for.
 """
 
-import contextlib
-import fcntl
 import json
 import os
 import shutil
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from flows.durable import digest_tree, replace_dir, sha256_file, temporary, write_json
+from flows.leases import short_lock
 from specs.errors import StateError
 
 Alias = Literal["champion", "challenger", "previous"]
@@ -134,7 +131,7 @@ def checked_folder(home: Path, version: Version) -> Path:
 
 def challenge(home: Path, program: str, candidate: Candidate) -> Version:
     """Register a candidate as the challenger and return its version; the champion stays."""
-    with _locked(home):
+    with short_lock(home / "registry" / ".lock"):
         registry = load(home, program)
         version = _register(home, registry, candidate)
         if registry.aliases.get("champion") != version.version:
@@ -145,7 +142,7 @@ def challenge(home: Path, program: str, candidate: Candidate) -> Version:
 
 def promote(home: Path, program: str, candidate: Candidate) -> Promotion:
     """Make a candidate the champion, once for its gate record and digest; the champion before becomes `previous`."""
-    with _locked(home):
+    with short_lock(home / "registry" / ".lock"):
         registry = load(home, program)
         digest = policy_digest(candidate.policy)
         key = f"{candidate.gate or 'person'}:{digest}"
@@ -169,7 +166,7 @@ def promote(home: Path, program: str, candidate: Candidate) -> Promotion:
 
 def rollback(home: Path, program: str, reason: str = "") -> Promotion:
     """Swap champion and previous. StateError where there is no previous champion."""
-    with _locked(home):
+    with short_lock(home / "registry" / ".lock"):
         registry = load(home, program)
         now, before = registry.alias("champion"), registry.alias("previous")
         if now is None or before is None:
@@ -239,23 +236,6 @@ def _link_or_copy(source: str, target: str) -> str:
 def gate_digest(gate_file: Path) -> str:
     """Return the digest of a gate record."""
     return sha256_file(gate_file)
-
-
-@contextlib.contextmanager
-def _locked(home: Path, *, seconds: float = 20.0) -> Iterator[None]:
-    folder = home / "registry"
-    folder.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + seconds
-    with (folder / ".lock").open("w") as f:
-        while True:
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise StateError(f"{folder}: another process has been changing it for {seconds:.0f} s") from None
-                time.sleep(0.02)
-        yield
 
 
 def _save(home: Path, registry: Registry) -> None:

@@ -6,7 +6,6 @@ none behind. Servers listen on 127.0.0.1 only, without passwords.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ from typing import Any
 
 from flows.durable import write_json
 from flows.keeper import owned
-from flows.leases import Process, process_from, this_process
+from flows.leases import Process, process_from, short_lock, this_process
 from specs.errors import ServiceError
 
 HOST = "127.0.0.1"
@@ -78,7 +77,7 @@ class Use:
         if not self.ours:
             return
         me = this_process()
-        with _locked(self.home):
+        with short_lock(self.home / "services" / "lock"):
             found = read(self.home, self.name)
             if found is None:
                 return
@@ -127,7 +126,7 @@ def start(home: Path, name: str, *, port: int | None = None, keep: bool = False)
 
     ServiceError where `port` is taken.
     """
-    with _locked(home):
+    with short_lock(home / "services" / "lock"):
         found = read(home, name)
         if found is None or not found.alive:
             found = _launch(home, name, port if port is not None else _free_port(), keep=keep)
@@ -147,7 +146,7 @@ def start(home: Path, name: str, *, port: int | None = None, keep: bool = False)
 def down(home: Path, names: Collection[str] | None = None) -> list[str]:
     """End what `up` keeps (of `names`, where given) and nothing else; return sentences about what was done."""
     said: list[str] = []
-    with _locked(home):
+    with short_lock(home / "services" / "lock"):
         for found in reversed(list(records(home))):
             if not found.kept or (names is not None and found.name not in names):
                 continue
@@ -166,7 +165,7 @@ def down(home: Path, names: Collection[str] | None = None) -> list[str]:
 def reconcile(home: Path) -> list[str]:
     """Remove the records of dead servers and end servers whose owners are all dead; return sentences about it."""
     said: list[str] = []
-    with _locked(home):
+    with short_lock(home / "services" / "lock"):
         for found in list(records(home)):
             if not found.alive:
                 _record(home, found.name).unlink(missing_ok=True)
@@ -236,24 +235,6 @@ def _log(home: Path, name: str) -> Path:
 
 def _save(home: Path, service: Service) -> None:
     write_json(_record(home, service.name), asdict(service))
-
-
-@contextlib.contextmanager
-def _locked(home: Path, *, seconds: float = 20.0) -> Iterator[None]:
-    """Hold the one lock under which records change; it dies with its holder."""
-    folder = home / "services"
-    folder.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + seconds
-    with (folder / "lock").open("w") as f:
-        while True:
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise ServiceError(f"{folder / 'lock'}: held by another process for {seconds:.0f} s") from None
-                time.sleep(0.02)
-        yield
 
 
 def _free_port() -> int:
