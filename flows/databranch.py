@@ -6,24 +6,26 @@ Everything that changes the worktree happens under one lock, by one process at a
 """
 
 import contextlib
-import fcntl
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.leases import Lease, process_from
+from flows.durable import move, write_durable
+from flows.leases import Lease, foreign_holder, process_from
 from specs.errors import ServiceError, StateError
+from tasks import processes
+from tasks.processes import Done
 
 BRANCH = "data"
 MARKER = "tutelage-data.json"
 LOCK_SECONDS = 30.0
 Say = Callable[[str], None]
 _IGNORE_ALL = "# written by tutelage: where the data versions of this machine are\n*\n"
+_GIT_SECONDS = 120.0
 _STALE_GIT_LOCK = 10.0  # seconds after which a lock of git's in a worktree that only we use belongs to nobody
 
 
@@ -56,22 +58,24 @@ def git(folder: Path, *arguments: str, check: bool = True) -> str:
         environment[f"GIT_{who}_EMAIL"] = _identity(folder, "user.email", environment) or "tutelage@localhost"
     command = ["git", *(x for s in settings for x in ("-c", s)), *arguments]
     done = _run(folder, command, environment)
-    if check and done.returncode != 0:
-        raise ServiceError(f"git {arguments[0]} in {folder}: {done.stderr.strip() or done.returncode}")
-    return done.stdout.rstrip("\n") if done.returncode == 0 else ""
+    if check and done.code != 0:
+        raise ServiceError(f"git {arguments[0]} in {folder}: {done.err.strip() or done.code}")
+    return done.out.rstrip("\n") if done.code == 0 else ""
 
 
 def _identity(folder: Path, key: str, environment: dict[str, str]) -> str:
-    return _run(folder, ["git", "config", key], environment).stdout.strip()
+    return _run(folder, ["git", "config", key], environment).out.strip()
 
 
-def _run(folder: Path, command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, command: list[str], environment: dict[str, str], text: str = "") -> Done:
     try:
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        return processes.run(command, seconds=_GIT_SECONDS, cwd=folder, env=environment, text=text)
     except FileNotFoundError as e:
+        if not folder.is_dir():
+            raise ServiceError(f"{folder}: no such folder; the next publication makes it again") from e
         raise ServiceError("git is not installed; data versions need it: install git, the next run sends them") from e
-    except subprocess.TimeoutExpired as e:
-        raise ServiceError(f"{' '.join(command[-3:])} in {folder}: no end after {e.timeout:.0f} s") from e
+    except TimeoutError as e:
+        raise ServiceError(f"{folder}: {e}") from e
 
 
 def existing(home: Path) -> DataBranch | None:
@@ -135,7 +139,7 @@ def _link_worktree(branch: DataBranch, project: Path) -> None:
     branch.worktree.parent.mkdir(parents=True, exist_ok=True)
     git(project, "worktree", "prune")
     if branch.worktree.exists():
-        branch.worktree.rename(branch.worktree.with_name(f"worktree.unlinked.{time.time_ns()}"))
+        move(branch.worktree, branch.worktree.with_name(f"worktree.unlinked.{time.time_ns()}"))
     git(project, "worktree", "add", "-q", str(branch.worktree), BRANCH)
 
 
@@ -146,10 +150,10 @@ def _first_commit(project: Path) -> str:
 
 
 def _hash(project: Path, text: str, arguments: list[str]) -> str:
-    done = subprocess.run(["git", *arguments], cwd=project, input=text, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise ServiceError(f"git {arguments[0]} in {project}: {done.stderr.strip()}")
-    return done.stdout.strip()
+    done = _run(project, ["git", *arguments], dict(os.environ), text)
+    if done.code != 0:
+        raise ServiceError(f"git {arguments[0]} in {project}: {done.err.strip()}")
+    return done.out.strip()
 
 
 def _check_ours(project: Path, reference: str) -> None:
@@ -199,7 +203,7 @@ def _write_config(path: Path, core: list[str], more: str = "") -> None:
 def _write_if_other(path: Path, text: str) -> None:
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_durable(path, text)
 
 
 def _remotes(config: Path) -> tuple[list[str], str]:
@@ -284,13 +288,9 @@ def wait_for_dvc(branch: DataBranch, say: Say, *, seconds: float) -> None:
 def _lock_owner(path: Path, say: Say) -> str | None:
     """Return who holds DVC's repository lock (a flock with the owner's pid inside); None where nobody lives."""
     try:
-        with path.open("r+", encoding="utf-8") as f:
-            try:
-                fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return f"process {f.read().strip() or 'unknown'}"
-            pid = f.read().strip()
+        if (holder := foreign_holder(path)) is not None:
+            return f"process {holder}"
+        pid = path.read_text(encoding="utf-8").strip()
     except OSError:
         return None
     if pid.isdigit() and not _runs(int(pid)):

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.databranch import BRANCH, DataBranch, Say, existing, git, settings_are_ours, writing
-from flows.durable import FileEntry, digest_entries, sha256_file
-from specs.errors import DataError, ServiceError, StateError
+from flows.durable import FileEntry, digest_entries, sha256_file, write_durable
+from specs.errors import StateError, UsageError
+from tasks.boundary import foreign
 
 _FILES = ".dvc/config", ".dvc/.gitignore", "tutelage-data.json"
 
@@ -73,7 +74,7 @@ def publish(home: Path, items: Sequence[Item], message: str, *, say: Say, second
             number = max((v.version for v in known[item.name]), default=0) + 1
             version = DataVersion(item.name, number, item.digest, md5s[item.name], size, count, item.about)
             text = json.dumps({k: v for k, v in asdict(version).items() if k != "commit"}, indent=1, sort_keys=True)
-            (branch.worktree / f"{item.name}.json").write_text(f"{text}\n", encoding="utf-8")
+            write_durable(branch.worktree / f"{item.name}.json", f"{text}\n")
             result[item.name] = version
         commit = _commit(branch, [i.name for i in new], message)
         for item in (*new, *lost):
@@ -120,20 +121,15 @@ def _add(branch: DataBranch, names: list[str]) -> dict[str, str]:
     """Hand folders to DVC and return its digest of each."""
     if not names:
         return {}
-    from dvc.exceptions import DvcException
     from dvc.repo import Repo
     from dvc.ui import ui
 
     logging.getLogger("dvc").setLevel(logging.ERROR)
     ui.write = lambda *_, **__: None  # hints about `git add`, which happens below
-    try:
-        with Repo(str(branch.worktree)) as opened:
-            repo: Any = opened
-            stages = repo.add([str(branch.worktree / n) for n in names])
-            found = {n: str(s.outs[0].hash_info.value) for n, s in zip(names, stages, strict=True)}
-    except (DvcException, OSError) as e:
-        raise ServiceError(f"DVC cannot add {', '.join(names)} in {branch.worktree}: {e}") from e
-    return found
+    with foreign(f"DVC cannot add {', '.join(names)} in {branch.worktree}"), Repo(str(branch.worktree)) as opened:
+        repo: Any = opened
+        stages = repo.add([str(branch.worktree / n) for n in names])
+        return {n: str(s.outs[0].hash_info.value) for n, s in zip(names, stages, strict=True)}
 
 
 def _commit(branch: DataBranch, names: list[str], message: str) -> str:
@@ -200,7 +196,7 @@ def find(home: Path, spec: str) -> DataVersion:
     found = versions_of(branch, _full_name(home, branch, name)) if branch is not None else []
     if not found:
         names = ", ".join(v.name for v in latest(home)) or "nothing (run a program first)"
-        raise DataError(f"{name}: no published data set is called so; there is: {names}")
+        raise UsageError(f"{name}: no published data set is called so; there is: {names}")
     if not wanted:
         return found[0]
     for v in found:
@@ -209,7 +205,7 @@ def find(home: Path, spec: str) -> DataVersion:
     close = [v for v in found if len(wanted) >= 6 and (v.commit.startswith(wanted) or v.digest.startswith(wanted))]
     if not close:
         there = ", ".join(f"v{v.version} ({v.commit[:8]})" for v in found)
-        raise DataError(f"{spec}: no such version of {found[0].name}; there is: {there}")
+        raise UsageError(f"{spec}: no such version of {found[0].name}; there is: {there}")
     return close[0]
 
 
@@ -219,7 +215,7 @@ def _full_name(home: Path, branch: DataBranch, name: str) -> str:
         return name
     matching = [v.name for v in latest(home) if v.name.rpartition("/")[2] == name]
     if len(matching) > 1:
-        raise DataError(f"{name}: several programs have one; name one of {', '.join(matching)}")
+        raise UsageError(f"{name}: several programs have one; name one of {', '.join(matching)}")
     return matching[0] if matching else name
 
 
@@ -229,7 +225,7 @@ def checkout(home: Path, version: DataVersion, target: Path) -> int:
     StateError names the cache object that is missing or damaged.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise DataError(f"{target}: not empty; name a folder that is new or empty")
+        raise UsageError(f"{target}: not empty; name a folder that is new or empty")
     branch = existing(home)
     assert branch is not None, "a version was found, so there is a branch"
     listing = list(_listing(branch, version))
@@ -266,18 +262,14 @@ def _object(branch: DataBranch, version: DataVersion, md5: str) -> Path:
 
 def _fetch(branch: DataBranch, version: DataVersion) -> None:
     """Ask the DVC remote for a version's objects, where the branch names one."""
-    from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
     worktree = branch.home / "dvc" / "worktree"
     if not (worktree / ".dvc" / "config").exists() or "[" not in (worktree / ".dvc" / "config").read_text():
         return
-    try:
-        with Repo(str(worktree)) as repo:
-            if repo.config["core"].get("remote"):
-                repo.fetch(targets=[str(worktree / version.name)], revs=[version.commit], workspace=False)
-    except DvcException as e:
-        raise ServiceError(f"{version.name} v{version.version}: the DVC remote does not give it: {e}") from e
+    with foreign(f"{version.name} v{version.version}: the DVC remote does not give it"), Repo(str(worktree)) as repo:
+        if repo.config["core"].get("remote"):
+            repo.fetch(targets=[str(worktree / version.name)], revs=[version.commit], workspace=False)
 
 
 def _broken(branch: DataBranch, version: DataVersion, md5: str, what: str) -> StateError:

@@ -17,7 +17,7 @@ from flows.launch import Launcher, NodeError
 from flows.leases import DeviceLock, Lease, Process
 from flows.nodes import NODE_KINDS, Node, Plan
 from flows.state import NOTHING, NodeReceipt, State
-from specs.errors import Interrupted, StateError
+from specs.errors import Interrupted, StateError, UsageError
 
 SMALL = 16 << 20
 """Bytes up to which an output is compared with its sha256 before its node is reused; before use, every file is."""
@@ -113,7 +113,7 @@ class Executor:
             for node_id in self._wanted:
                 lacking = [i for i in self._nodes[node_id].inputs.values() if i not in found and i not in self._futures]
                 if node_id not in found and lacking:
-                    raise StateError(
+                    raise UsageError(
                         f"node {node_id}: needs {', '.join(lacking)}, which {'is' if len(lacking) == 1 else 'are'} "
                         f"not done; run with `--until {node_id}` to do that first"
                     )

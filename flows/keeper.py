@@ -5,7 +5,6 @@ reads the owners from RECORD (written by `flows.services`) and ends this session
 """
 
 import json
-import os
 import runpy
 import signal
 import sys
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 
 from flows.leases import process_from
+from tasks.processes import end_own_session
 
 _EVERY = 1.0  # seconds between two looks at the owners
 _GRACE = 5.0  # seconds that a server gets to end by itself
@@ -34,9 +34,7 @@ def owned(record: Path) -> bool | None:
 def end_session() -> None:
     """Ask every process of this session to end, then make them."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL) if threading.current_thread() is threading.main_thread() else None
-    os.killpg(0, signal.SIGTERM)
-    time.sleep(_GRACE)
-    os.killpg(0, signal.SIGKILL)
+    end_own_session(grace=_GRACE)
 
 
 def _watch(record: Path) -> None:

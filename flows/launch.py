@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from flows.leases import Process, this_process
 from flows.nursery import Forked, Nursery, NurseryError
 from specs.errors import Interrupted, TutelageError
 from tasks.files import DRIVER_VARIABLE
+from tasks.processes import PIPE, Child, ask_to_end, end, spawn
 
 _ERRORS_SHOWN = 2000  # bytes of what a child said before its log was open
 
@@ -63,7 +63,7 @@ class Launcher(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Child:
-    popen: subprocess.Popen[bytes] | Forked
+    popen: Child | Forked
     errors: int
     """Descriptor of a file with what it said before its log was open."""
     notes: list[str] = field(default_factory=list[str])
@@ -146,14 +146,8 @@ class LocalLauncher:
 
     def _popen(self) -> _Child:
         with tempfile.TemporaryFile() as errors:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "flows.child", ",".join(self._preload)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=self._variables(),
-                start_new_session=True,
-            )
+            command = [sys.executable, "-m", "flows.child", ",".join(self._preload)]
+            popen = spawn(command, stdin=PIPE, stdout=PIPE, stderr=errors, env=self._variables())
             return _Child(popen, os.dup(errors.fileno()))
 
     def _take(self) -> _Child:
@@ -238,17 +232,15 @@ class LocalLauncher:
             self._stopping = True
             self._drop_spare()
             for child in self._running:
-                child.popen.terminate()
+                ask_to_end(child.popen)
 
     def kill(self) -> None:
         """End every child at once."""
         with self._lock:
             self._stopping = True
             self._drop_spare()
-            for child in self._running:
-                child.popen.kill()
-            if self._nursery is not None:  # whoever waits for it to import waits no longer
-                self._nursery.process.kill()
+            warm = [] if self._nursery is None else [self._nursery.process]  # whoever waits for it waits no longer
+            end(*(child.popen for child in self._running), *warm)
 
     def close(self) -> None:
         """End what is kept warm; forked children that still run end with it. Nothing can be run afterwards."""
@@ -266,8 +258,7 @@ class LocalLauncher:
 
 
 def _end(child: _Child) -> None:
-    child.popen.kill()
-    child.popen.wait()
+    end(child.popen)
     _close(child)
 
 

@@ -1,84 +1,27 @@
-"""Who is alive: processes named by pid, start time and boot, and locks that die with their holder."""
+"""The one lease: a lock that dies with its holder, and a word inside that says who that is."""
 
 import contextlib
 import fcntl
 import json
 import os
-import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from specs.errors import BusyError, Interrupted, StateError
+from tasks.processes import Process, process_from, this_process
 
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process that cannot be mistaken for a later one with the same pid."""
-
-    pid: int
-    start: str
-    """Start time in clock ticks since boot."""
-    boot: str
-    host: str
-    since: str
-    """UTC, ISO 8601."""
-
-    @property
-    def alive(self) -> bool:
-        """Return whether exactly this process still runs on this machine."""
-        return self.host == socket.gethostname() and self.boot == boot_id() and _start_of(self.pid) == self.start
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data."""
-        return asdict(self)
-
-    def end(self, *, wait: float = 2.0) -> bool:
-        """Kill it if it is still this process; return whether there was something to kill."""
-        if not self.alive or self.pid == os.getpid():
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        until = time.monotonic() + wait
-        while self.alive and time.monotonic() < until:
-            time.sleep(0.01)
-        return True
-
-
-def boot_id() -> str:
-    """Return the id of this boot of the machine; empty where the system tells none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _start_of(pid: int) -> str | None:
-    """Return a process's start time; None for one that is gone or only waits to be reaped."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
-
-
-def this_process(pid: int | None = None) -> Process:
-    """Return this process (or the one with `pid`) as others will recognise it."""
-    pid = os.getpid() if pid is None else pid
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Process(pid, _start_of(pid) or "", boot_id(), socket.gethostname(), now)
-
-
-def process_from(data: Any) -> Process | None:
-    """Return the process that `asdict` wrote; None for anything else."""
-    try:
-        return Process(**data)
-    except TypeError:
-        return None
+__all__ = [
+    "DeviceLock",
+    "Lease",
+    "Process",
+    "driver_lease",
+    "foreign_holder",
+    "process_from",
+    "short_lock",
+    "this_process",
+]
 
 
 class Lease:
@@ -104,7 +47,7 @@ class Lease:
     def note(self, **more: Any) -> None:
         """Write into a held lease who holds it and what else must be known after a crash."""
         assert self._fd is not None, "the lease is not held"
-        text = json.dumps({"holder": asdict(this_process()), **more}).encode()
+        text = json.dumps({"holder": this_process().to_dict(), **more}).encode()
         os.pwrite(self._fd, text, 0)
         os.ftruncate(self._fd, len(text))
 
@@ -193,16 +136,31 @@ def _busy(program: str, holder: Process | None) -> str:
 
 @contextlib.contextmanager
 def short_lock(path: Path, *, seconds: float = 20.0) -> Iterator[None]:
-    """Hold a lock for a moment; it dies with its holder. StateError where another keeps it for too long."""
+    """Hold a lease for a moment. StateError naming the holder where another keeps it for too long."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    lease = Lease(path)
     until = time.monotonic() + seconds
-    with path.open("w") as f:
-        while True:
-            try:
-                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise StateError(f"{path}: held by another process for {seconds:.0f} s; try again") from None
-                time.sleep(0.02)
+    while not lease.try_acquire():
+        if time.monotonic() > until:
+            holder = process_from(lease.read().get("holder"))
+            who = "another process" if holder is None else f"process {holder.pid} on {holder.host}"
+            raise StateError(f"{path}: held by {who} for {seconds:.0f} s; wait for it or end it, and try again")
+        time.sleep(0.02)
+    try:
         yield
+    finally:
+        lease.release()
+
+
+def foreign_holder(path: Path) -> str | None:
+    """Return what stands in another tool's lock file (its holder's pid) while that is locked; None while it is free.
+
+    Such tools lock with `flock` or with `lockf`; both are asked.
+    """
+    with path.open("r+", encoding="utf-8") as f:
+        try:
+            fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return f.read().strip() or "unknown"
+    return None

@@ -1,13 +1,17 @@
 """From the words people use for a policy, a node or an evaluation to folders on disk. Reads only."""
 
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows import registry
 from flows.state import RunRecord, State
-from specs.errors import StateError
+from specs.errors import StateError, UsageError
 from specs.strict_json import parse
+
+if TYPE_CHECKING:
+    from tasks.tokens.tokenizer import Tokenizer
 
 MANIFEST = "manifest.json"
 ALIASES = ("champion", "previous", "challenger")
@@ -34,7 +38,7 @@ def record_of(state: State, run: str) -> RunRecord:
             continue
         program = path.parent.parent.name
         return _record(state, program, path)
-    raise StateError(
+    raise UsageError(
         f"no run is called {run!r} under {state.home}; expected a program's name or the id of an execution"
         f"{near(run, [*state.programs(), *known])}"
     )
@@ -53,12 +57,12 @@ def _record(state: State, program: str, path: Path) -> RunRecord:
 def node_output(state: State, record: RunRecord, node: str) -> Path:
     """Return the output folder of a node of an execution. StateError where it has none."""
     if node not in record.nodes:
-        raise StateError(f"{record.program}: its run has no node {node!r}{near(node, list(record.nodes))}")
+        raise UsageError(f"{record.program}: its run has no node {node!r}{near(node, list(record.nodes))}")
     key = record.nodes[node].get("run_key")
     folder = state.out(key) if key and state.receipt(key) is not None else None
     if folder is None:
         status = record.nodes[node].get("status", "unknown")
-        raise StateError(f"{record.program}: node {node} has no output ({status}); `tutelage run` makes it")
+        raise UsageError(f"{record.program}: node {node} has no output ({status}); `tutelage run` makes it")
     return folder
 
 
@@ -82,16 +86,16 @@ def policy_folder(state: State, what: str, program: str | None = None) -> Path:
             return candidate
     program = program or next(iter(state.programs()), None)
     if program is None:
-        raise StateError(f"no policy is called {what!r}: it is no policy folder, and no program was run yet")
+        raise UsageError(f"no policy is called {what!r}: it is no policy folder, and no program was run yet")
     if what in ALIASES or (what.startswith("v") and what[1:].isdigit()):
         return _registered(state, program, what)
     record = state.last(program)
     if record is None:
-        raise StateError(f"{program}: it was not run here yet, so there is no policy {what!r}; `tutelage run` it")
+        raise UsageError(f"{program}: it was not run here yet, so there is no policy {what!r}; `tutelage run` it")
     policies: dict[str, str] = _plan(state, record)["policies"]
     if what not in policies:
         known = [*policies, *ALIASES]
-        raise StateError(
+        raise UsageError(
             f"{program}: no policy is called {what!r}; expected a stage, an alias or a folder{near(what, known)}"
         )
     return node_output(state, record, policies[what]) / "policy"
@@ -102,7 +106,7 @@ def _registered(state: State, program: str, what: str) -> Path:
     version = known.alias(what) if what in ALIASES else known.get(int(what[1:]))
     if version is None:
         have = [*known.aliases, *(f"v{v.version}" for v in known.versions)]
-        raise StateError(f"{program}: the registry has no {what}{near(what, have)}")
+        raise UsageError(f"{program}: the registry has no {what}{near(what, have)}")
     return registry.checked_folder(state.home, version)
 
 
@@ -123,8 +127,39 @@ def evaluations(state: State, run: str) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for policy in order:
         for node in plan["nodes"]:
-            if node["kind"] == "evaluate" and node["id"] == f"eval.{policy}.{node['params']['set']}":
+            if node["kind"] != "evaluate" or node["id"] != f"eval.{policy}.{node['params']['set']}":
+                continue
+            if stage or record.nodes.get(node["id"], {}).get("status") != "skipped":  # a round that did not run
                 found[node["params"]["set"]] = node_output(state, record, node["id"])
     if not found:
-        raise StateError(f"{run}: it has no evaluation{near(stage, list(plan['policies'])) if stage else ''}")
+        raise UsageError(f"{run}: it has no evaluation{near(stage, list(plan['policies'])) if stage else ''}")
     return found
+
+
+def tokenizer_of(
+    state: State, folder: Path, node: str | None, record: RunRecord | None, policy: str | None = None
+) -> "Tokenizer | None":
+    """Return the tokenizer of the policy that is named, else of the one that a node read; None where it is not there."""
+    from tasks.tokens.tokenizer import Tokenizer
+
+    if policy is not None:
+        where = policy_folder(state, policy, record.program if record else None)
+    elif record is not None and node is not None:
+        where = _policy_read(state, record, node)
+    else:
+        where = folder / "policy"
+    path = where / "tokenizer.json" if where is not None else None
+    return Tokenizer.load(path) if path is not None and path.is_file() else None
+
+
+def _policy_read(state: State, record: RunRecord, node: str) -> Path | None:
+    plan = state.plan(record.plan)
+    nodes = {n["id"]: n for n in plan["nodes"]} if plan is not None else {}
+    source = nodes.get(node, {}).get("inputs", {}).get("policy")
+    return None if source is None else node_output(state, record, source) / "policy"
+
+
+def records_of(state: State, program: str) -> Iterator[RunRecord]:
+    """Yield the executions of a program, newest first."""
+    for path in sorted((state.home / "programs" / program / "executions").glob("*.json"), reverse=True):
+        yield _record(state, program, path)

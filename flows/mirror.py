@@ -5,6 +5,7 @@ a Prefect server that is slow, gone or back again never holds a node up, and a d
 at once (its end of stdin closes). The driver writes the wanted nodes to stdin, and `end` when all is over.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from flows.nodes import Plan, plan_from
 from flows.showing import gate_rows, plan_table, slug
 from flows.state import RunRecord, State
 from specs.errors import ServiceError, TutelageError
+from tasks.boundary import foreign
 
 SETTINGS = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
@@ -215,16 +217,12 @@ class Shown:
 
     def update(self, *, at_once: bool = False) -> None:
         """Show how far the nodes are, and each gate once it answered; what fails is shown later."""
-        import httpx
-
         if time.monotonic() < self._next and not at_once:
             return
         self._next = time.monotonic() + _REVIVE_SECONDS
         self._revive()
-        try:
+        with contextlib.suppress(ServiceError), foreign("Prefect"):
             self._show()
-        except httpx.HTTPError:
-            return
 
     def _revive(self) -> None:
         """Start the server of this project again where it was ended under the run."""
@@ -358,15 +356,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _mirror(plan: Plan, record: RunRecord, board: Board, use: services.Use) -> int:
-    import httpx
-    from prefect.exceptions import PrefectException
-
-    try:
+    with foreign("the Prefect server does not answer any more"):
         close_dead(State(use.home), use.home, record.execution)
         run(plan, record, board, use)
-        return 0
-    except (PrefectException, httpx.HTTPError, OSError) as e:
-        raise ServiceError(f"the Prefect server does not answer any more ({type(e).__name__}: {e})") from e
+    return 0
 
 
 if __name__ == "__main__":

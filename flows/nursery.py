@@ -11,12 +11,13 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
 from typing import IO
+
+from tasks.processes import end, spawn
 
 
 class NurseryError(OSError):
@@ -24,7 +25,7 @@ class NurseryError(OSError):
 
 
 class Forked:
-    """A process that the nursery forked; the part of `subprocess.Popen` that a launcher uses."""
+    """A process that the nursery forked; the part of a child of our own that a launcher uses."""
 
     def __init__(self, pid: int, stdin: int, stdout: int) -> None:
         self.pid = pid
@@ -48,20 +49,6 @@ class Forked:
         assert self.returncode is not None
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
-        """Signal it, unless it has ended."""
-        if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Ask it to stop."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it at once."""
-        self.send_signal(signal.SIGKILL)
-
 
 class Nursery:
     """The driver's side: one nursery process, asked for forks."""
@@ -70,14 +57,12 @@ class Nursery:
         self._socket, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = spawn(
                 [sys.executable, "-m", "flows.nursery", str(theirs.fileno()), ",".join(preload)],
-                stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
-                env=dict(variables),
+                env=variables,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
             )
         self._lock = threading.Lock()
         self._asked = threading.Lock()
@@ -156,8 +141,7 @@ class Nursery:
         """End the nursery. Children that run must have ended before."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self.process.kill()
-        self.process.wait()
+        end(self.process)
         self._errors.close()
 
 

@@ -2,10 +2,10 @@
 
 from flows.datasets import Item
 from flows.durable import FileEntry
-from flows.nodes import Node, Plan
+from flows.nodes import Node, Plan, outside_name
 from flows.state import NodeReceipt, State
 
-_TRAJECTORIES = ("collect", "train.grpo", "evaluate")
+_TRAJECTORIES = ("collect", "pairs", "train.policy_gradient", "evaluate", "mine")
 
 
 def groups(plan: Plan) -> dict[str, list[Node]]:
@@ -30,7 +30,7 @@ def item_of(state: State, plan: Plan, node: Node, receipt: NodeReceipt | None) -
         return None
     name = node.id.removeprefix("data.") if is_data(node) else f"{node.id}.trajectories"
     about = {"program": plan.program, "node": node.id, "kind": node.kind, "run_key": receipt.run_key}
-    return Item(f"{plan.program}/{name}", state.node(receipt.run_key) / "out", entries, about)
+    return Item(f"{plan.program}/{outside_name(name)}", state.node(receipt.run_key) / "out", entries, about)
 
 
 def _is_trajectory(entry: FileEntry) -> bool:

@@ -7,6 +7,11 @@ from pathlib import Path
 from flows.durable import remove_temporaries
 from flows.leases import Lease, process_from
 from flows.state import State, now
+from tasks.processes import end
+
+_WRITTEN = ("plans", "nodes", "registry", "registry/*", "pools/*/*", "programs/*", "programs/*/executions", "executions",
+            "services", "recorder", "evaluations")  # fmt: skip
+"""Folders in which files are written aside, below the home; those of nodes are cleared with their leases."""
 
 
 def reconcile(state: State, program: str) -> list[str]:
@@ -15,9 +20,8 @@ def reconcile(state: State, program: str) -> list[str]:
     Called with the program's driver lease held.
     """
     said = [s for path in sorted(state.home.glob("nodes/*/lease")) if (s := _node(state, path)) is not None]
-    for folder in ("plans", "nodes", "registry", f"programs/{program}", f"programs/{program}/executions"):
-        if (state.home / folder).is_dir():
-            remove_temporaries(state.home / folder)
+    for folder in (state.home, *(p for pattern in _WRITTEN for p in state.home.glob(pattern) if p.is_dir())):
+        remove_temporaries(folder)  # only what dead processes left, so that other programs may be at work
     said += _last_run(state, program)
     return said + _services(state)
 
@@ -28,11 +32,13 @@ def _node(state: State, path: Path) -> str | None:
         return None
     lease = Lease(path)
     left = lease.read()
-    if not lease.try_acquire():
+    if not lease.try_acquire(**{k: v for k, v in left.items() if k != "holder"}):  # kept, should this be killed too
         return None
     try:
         child = process_from(left.get("child"))
-        ended = child is not None and child.end()
+        ended = child is not None and child.alive
+        if child is not None:
+            end(child)
         for folder in (path.parent, path.parent / "ckpt"):
             if folder.is_dir():
                 remove_temporaries(folder)

@@ -7,18 +7,18 @@ did not take stays on disk, and the next run (or `tutelage data sync`) sends it.
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from flows import services
-from flows.durable import Ledger, write_json
+from flows.durable import Ledger, move, write_json
 from flows.leases import Lease
 from flows.nodes import Plan
 from flows.state import RunRecord, State, now
 from specs.errors import StateError
+from tasks.processes import spawn
 
 LINGER_SECONDS = 60.0
 """How long it goes on trying after the last driver has ended."""
@@ -66,13 +66,11 @@ def start(home: Path) -> None:
     folder = home / "recorder"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log").open("ab") as log:
-        subprocess.Popen(
+        spawn(
             [sys.executable, "-m", "flows.recorder", str(home)],
-            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=folder,
-            start_new_session=True,
             env={**os.environ, **services.quiet_environment(home), **SETTINGS},
         )
 
@@ -121,7 +119,7 @@ class Sent:
             for r in self._ledger:
                 self._known[r["execution"], r["what"]] = r.get("value")
         except StateError:  # damaged: everything is found again by tag, or sent again without harm
-            self._ledger.path.rename(self._ledger.path.with_suffix(f".damaged.{time.time_ns()}"))
+            move(self._ledger.path, self._ledger.path.with_suffix(f".damaged.{time.time_ns()}"))
             self._known.clear()
 
     def has(self, execution: str, what: str) -> bool:

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from flows.durable import digest_tree, replace_dir, sha256_file, temporary, write_json
+from flows.durable import digest_tree, fault_point, sha256_file, write_dir, write_json
 from flows.leases import short_lock
-from specs.errors import StateError
+from specs.errors import StateError, UsageError
 
 Alias = Literal["champion", "challenger", "previous"]
 ALIASES: tuple[Alias, ...] = ("champion", "challenger", "previous")
@@ -160,7 +160,9 @@ def promote(home: Path, program: str, candidate: Candidate) -> Promotion:
             promotion = Promotion(key, version.version, digest, previous, "promoted", _now(), candidate.reason)
             _move_champion(registry, version.version, previous)
         registry.promotions.append(promotion)
+        fault_point("before_switch")
         _save(home, registry)
+        fault_point("after_switch")
         return promotion
 
 
@@ -170,7 +172,7 @@ def rollback(home: Path, program: str, reason: str = "") -> Promotion:
         registry = load(home, program)
         now, before = registry.alias("champion"), registry.alias("previous")
         if now is None or before is None:
-            raise StateError(
+            raise UsageError(
                 f"{program}: there is no previous champion to go back to; "
                 f"name a version with `tutelage promote {program} VERSION --reason TEXT`"
             )
@@ -219,10 +221,7 @@ def _register(home: Path, registry: Registry, candidate: Candidate) -> Version:
 
 
 def _link_tree(source: Path, final: Path) -> None:
-    aside = temporary(final)
-    shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(source, aside, copy_function=_link_or_copy)
-    replace_dir(aside, final)
+    write_dir(final, lambda aside: shutil.copytree(source, aside, copy_function=_link_or_copy, dirs_exist_ok=True))
 
 
 def _link_or_copy(source: str, target: str) -> str:

@@ -21,6 +21,8 @@ from flows.durable import (
     digest_entries,
     fsync_dir,
     list_tree,
+    move,
+    remove_dir,
     sha256_file,
     sync_tree,
     write_durable,
@@ -122,7 +124,7 @@ class State:
                 (self.home / name).mkdir(parents=True, exist_ok=True)
             ignore = self.home / ".gitignore"
             if not ignore.exists():
-                ignore.write_text("*\n", encoding="ascii")
+                write_durable(ignore, "*\n")
         except OSError as e:
             raise StateError(
                 f"{self.home}: cannot keep state here ({e.strerror}); name another place with {HOME_VARIABLE}"
@@ -217,8 +219,7 @@ class State:
         aside = folder / f"{name}-{number}"
         aside.mkdir()
         for path in what:
-            path.rename(aside / path.name)
-        fsync_dir(folder)
+            move(path, aside / path.name)
         return aside
 
     def failure(self, run_key: str) -> Json | None:
@@ -244,7 +245,7 @@ class State:
     def drop_checkpoints(self, run_key: str) -> None:
         """Remove the checkpoints of a sealed node."""
         if (self.node(run_key) / "receipt.json").exists():
-            shutil.rmtree(self.node(run_key) / "ckpt", ignore_errors=True)
+            remove_dir(self.node(run_key) / "ckpt")
 
     # --- programs
 
@@ -286,6 +287,19 @@ class State:
         for event in self.events(program, record.execution):
             record.nodes[event["node"]] = {k: v for k, v in event.items() if k not in ("node", "at")}
         return record
+
+    def executions(self, program: str) -> list[RunRecord]:
+        """Return the records of a program's executions, oldest first; what cannot be read is named in `damage`."""
+        found: list[RunRecord] = []
+        for path in sorted(self.program(program).glob("executions/*.json")):
+            record = _record_from(path)
+            if record is None:
+                self.damage.append(f"{path}: damaged record of a run, left out")
+                continue
+            for event in self.events(program, record.execution):
+                record.nodes[event["node"]] = {k: v for k, v in event.items() if k not in ("node", "at")}
+            found.append(record)
+        return sorted(found, key=lambda r: r.started)
 
     def save_record(self, record: RunRecord) -> None:
         """Write the record of an execution, now and as the last one."""

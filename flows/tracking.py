@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.registry import Registry, Version
-from specs.errors import ServiceError
+from tasks.boundary import foreign
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -176,15 +176,9 @@ class Tracking:
 
     def mirror(self, registry: Registry) -> None:
         """Make the registered model and its aliases say what the registry says; each version once."""
-        from mlflow.exceptions import MlflowException
-
         name = registry.program
         with _asking(self.uri):
-            try:
-                self._client.get_registered_model(name)
-            except MlflowException as e:
-                if e.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
+            if not self._client.search_registered_models(f"name = '{name}'", max_results=1):
                 self._client.create_registered_model(name)
             numbers = {v.version: self._version(name, v) for v in registry.versions}
             known = self._client.get_registered_model(name).aliases
@@ -222,14 +216,8 @@ class Tracking:
 @contextmanager
 def _asking(uri: str) -> Any:
     """Turn everything that a store may raise into ServiceError."""
-    import requests
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
+    with foreign(f"MLflow at {without_secrets(uri)}", _reason):
         yield
-    except (MlflowException, SQLAlchemyError, requests.RequestException, OSError) as e:
-        raise ServiceError(f"MLflow at {without_secrets(uri)}: {_reason(e)}") from e
 
 
 def _reason(error: Exception) -> str:

@@ -40,6 +40,12 @@ class StateError(TutelageError):
     """Something on disk is damaged, missing, full or in another's hands."""
 
 
+class UsageError(StateError):
+    """A command asks for what is not there or cannot be; nothing is wrong on disk."""
+
+    exit_code = 2
+
+
 class ServiceError(TutelageError):
     """A service (Prefect, MLflow, DVC) is absent or refuses."""
 

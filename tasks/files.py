@@ -1,7 +1,6 @@
 """Files that survive a kill: write aside, flush, rename, flush the folder; digests; append-only ledgers.
 
-Named fault points let a test end the process, or fail the disk, exactly there. They are inert unless the
-environment variable TUTELAGE_FAULT says `name:N:action` (the N-th time that point is reached).
+The only module that renames, replaces or flushes anything.
 """
 
 import ctypes
@@ -10,54 +9,24 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from specs.errors import StateError
+from tasks.faults import COUNT_VARIABLE, DRIVER_VARIABLE, FAULT_VARIABLE, fault_point
+from tasks.processes import pid_is_free
 
-FAULT_VARIABLE = "TUTELAGE_FAULT"
-"""`name:N:action`; name `any` counts every point; action `kill | kill_run | enospc | eio`."""
-COUNT_VARIABLE = "TUTELAGE_FAULT_COUNT"
-"""A file that counts over all processes of a run, one byte per point reached; else each process counts alone."""
-DRIVER_VARIABLE = "TUTELAGE_DRIVER_PID"
-"""Whom `kill_run` ends beside the process itself."""
+__all__ = [
+    "COUNT_VARIABLE", "DRIVER_VARIABLE", "FAULT_VARIABLE", "FileEntry", "Ledger", "digest_entries", "digest_tree",
+    "disk_error", "fault_point", "fsync_dir", "list_tree", "move", "remove_dir", "remove_temporaries", "replace_dir",
+    "sha256_file", "sync_tree", "temporaries", "temporary", "write_dir", "write_durable", "write_json", "write_quick",
+]  # fmt: skip
 
+T = TypeVar("T")
 _BLOCK = 1 << 20
-_counted = 0
-_count_lock = threading.Lock()
-
-
-def _count() -> int:
-    global _counted
-    shared = os.environ.get(COUNT_VARIABLE)
-    with _count_lock:
-        if shared is None:
-            _counted += 1
-            return _counted
-        with Path(shared).open("ab") as f:
-            f.write(b".")
-            f.flush()
-            return f.tell()
-
-
-def fault_point(name: str) -> None:
-    """Do nothing, unless a test asked for a kill or a disk error at this point. OSError where it asked for one."""
-    wanted = os.environ.get(FAULT_VARIABLE)
-    if not wanted:
-        return
-    at, number, action = wanted.split(":")
-    if at not in (name, "any") or _count() != int(number):
-        return
-    if action == "kill_run" and (driver := os.environ.get(DRIVER_VARIABLE)):
-        os.kill(int(driver), signal.SIGKILL)
-    if action in ("kill", "kill_run"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    code = {"enospc": errno.ENOSPC, "eio": errno.EIO}[action]
-    raise OSError(code, os.strerror(code))
 
 
 def disk_error(error: OSError, path: Path, size: int | None = None) -> StateError:
@@ -87,12 +56,17 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
 
 
+def temporaries(folder: Path, *, ours: bool = False) -> list[Path]:
+    """Return what interrupted writes left in `folder` (not below it); what a living process writes is left out."""
+    return sorted(p for p in folder.glob(".*.tmp") if ours or _owner_is_gone(p))
+
+
 def remove_temporaries(folder: Path, *, ours: bool = False) -> int:
     """Remove what an interrupted write left in `folder` (not below it); return how many.
 
     `ours`: the caller holds the folder's lease, so nobody else writes there, whoever has the writer's pid by now.
     """
-    left = [p for p in folder.glob(".*.tmp") if ours or _owner_is_gone(p)]
+    left = temporaries(folder, ours=ours)
     for path in left:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     return len(left)
@@ -102,13 +76,8 @@ def _owner_is_gone(path: Path) -> bool:
     parts = path.name.split(".")
     if len(parts) < 4 or not parts[-3].isdigit():
         return False
-    try:
-        os.kill(int(parts[-3]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return int(parts[-3]) == os.getpid()
+    pid = int(parts[-3])
+    return pid == os.getpid() or pid_is_free(pid)
 
 
 def write_durable(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
@@ -142,6 +111,23 @@ def write_json(path: Path, data: Any) -> None:
     write_durable(path, json.dumps(data, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def write_quick(path: Path, content: str | Callable[[Path], object]) -> None:
+    """Put `content` at `path` whole or not at all, without waiting for the disk: for what is told, not kept.
+
+    A function is given the name under which it writes the file.
+    """
+    aside = temporary(path)
+    try:
+        if callable(content):
+            content(aside)
+        else:
+            aside.write_text(content, encoding="utf-8")
+        aside.replace(path)
+    except OSError as e:
+        aside.unlink(missing_ok=True)
+        raise disk_error(e, path, 0 if callable(content) else len(content)) from e
+
+
 def sync_tree(folder: Path) -> None:
     """Flush every file and folder at and below `folder`."""
     for base, _, names in os.walk(folder):
@@ -171,6 +157,44 @@ def replace_dir(aside: Path, final: Path) -> None:
         fault_point("after_commit")
     except OSError as e:
         raise disk_error(e, final) from e
+
+
+def write_dir(final: Path, fill: Callable[[Path], T]) -> T:
+    """Have `fill` write a folder aside and make it appear as `final`, whole and flushed; nothing stays of one that fails."""
+    aside = temporary(final)
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        done = fill(aside)
+        replace_dir(aside, final)
+    except OSError as e:
+        raise disk_error(e, final) from e
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return done
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or a folder and flush the folders on both sides."""
+    try:
+        source.rename(target)
+        fault_point("after_move")
+        fsync_dir(target.parent)
+        if source.parent != target.parent:
+            fsync_dir(source.parent)
+    except OSError as e:
+        raise disk_error(e, target) from e
+
+
+def remove_dir(folder: Path) -> None:
+    """Remove a folder so that a kill never leaves half of it under its name; one that is not there is removed already."""
+    aside = temporary(folder)
+    try:
+        folder.rename(aside)
+    except FileNotFoundError:
+        return
+    fault_point("mid_remove")
+    shutil.rmtree(aside)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -228,6 +252,8 @@ class Ledger:
         self.path = path
         self.torn = 0
         """Bytes of a torn tail that reading met or appending cut."""
+        self.repeated = 0
+        """Records that `keyed` met a second time."""
         self._repaired = False
         self._lock = threading.Lock()
 
@@ -241,6 +267,24 @@ class Ledger:
                     self.torn = len(line)
                     return
                 yield self._parse(line, number)
+
+    def keyed(self, *names: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+        """Return the records by the values under `names`; one that was appended twice is kept once and counted.
+
+        StateError, with both lines, where two records have one key and differ.
+        """
+        found: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
+        self.repeated = 0
+        for number, record in enumerate(self, 1):
+            key = tuple(record.get(n) for n in names)
+            first, known = found.setdefault(key, (number, record))
+            if known != record:
+                raise StateError(
+                    f"{self.path}: lines {first} and {number} both hold {key} and differ, expected one record a key; "
+                    "keep the right one, or move the file away to do its node again"
+                )
+            self.repeated += first != number
+        return {key: record for key, (_, record) in found.items()}
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         try:
@@ -288,6 +332,8 @@ class Ledger:
                     except OSError:
                         f.truncate(before)
                         raise
+                if durable and before == 0:
+                    fsync_dir(self.path.parent)
             except OSError as e:
                 raise disk_error(e, self.path, len(data)) from e
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows import lookup
 from flows.state import State, find_home
-from specs.errors import StateError
+from specs.errors import UsageError
 from tasks.judging.compare import compare, text
 from tasks.judging.results import read_evaluation
 
@@ -36,7 +36,7 @@ def _pairs(first: dict[str, Path], second: dict[str, Path], wanted: list[str] | 
 def run(args: argparse.Namespace) -> int:
     """Print the comparisons; 0 however they come out."""
     if not 0.5 < args.confidence < 1.0:
-        raise StateError(f"--confidence {args.confidence}: expected a number between 0.5 and 1")
+        raise UsageError(f"--confidence {args.confidence}: expected a number between 0.5 and 1")
     state = State(find_home())
     first, second = lookup.evaluations(state, args.a), lookup.evaluations(state, args.b)
     found: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         found.append({"run_a": args.a, "run_b": args.b, **compare(old, new, args.confidence)})
     if not found:
-        raise StateError(
+        raise UsageError(
             f"{args.a} and {args.b} share no evaluated set{f' among {args.sets}' if args.sets else ''}; "
             f"the first has {', '.join(first) or 'none'}, the second {', '.join(second) or 'none'}"
         )

@@ -9,7 +9,7 @@ from typing import Any
 from flows import lookup
 from flows.durable import digest_tree, replace_dir, sync_tree, temporary, write_durable, write_json
 from flows.state import State, find_home
-from specs.errors import ProgramError, StateError
+from specs.errors import ProgramError, StateError, UsageError
 from specs.records import to_dict
 
 EXAMPLES = {"export": "tutelage export champion exported/champion"}
@@ -53,7 +53,7 @@ def export_policy(state: State, what: str, target: Path, program: str | None = N
     from tasks.policy.store import read_manifest
 
     if target.exists():
-        raise StateError(f"{target}: it is there already; name a folder that is not, or remove it")
+        raise UsageError(f"{target}: it is there already; name a folder that is not, or remove it")
     source = lookup.policy_folder(state, what, program)
     read_manifest(source)
     aside = temporary(target)
@@ -82,11 +82,11 @@ def export_trajectories(state: State, node: str, target: Path, program: str | No
     if not folder.is_dir():
         name = program or next(iter(state.programs()), None)
         if name is None:
-            raise StateError(f"{node}: it is no folder, and no program was run here yet")
+            raise UsageError(f"{node}: it is no folder, and no program was run here yet")
         folder = lookup.node_output(state, lookup.record_of(state, name), node)
     shards = _shards(folder)
     if not shards:
-        raise StateError(f"{folder}: it holds no trajectories; expected a node that rolls out, or a folder of shards")
+        raise UsageError(f"{folder}: it holds no trajectories; expected a node that rolls out, or a folder of shards")
     count = 0
 
     def write(stream: Any) -> None:

@@ -3,15 +3,12 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import lookup
 from flows.state import RunRecord, State, find_home
-from specs.errors import ProgramError, StateError
+from specs.errors import ProgramError, UsageError
 from specs.records import Trajectory, to_dict
-
-if TYPE_CHECKING:
-    from tasks.tokens.tokenizer import Tokenizer
 
 EXAMPLES = {"inspect": "tutelage inspect quickstart:eval.rl.hidden --failed"}
 
@@ -42,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         _list(args, rows, shown)
         return 0
     if not shown:
-        raise StateError(f"{args.where}: no trajectory fits what was asked for; leave the choice out to list them")
+        raise UsageError(f"{args.where}: no trajectory fits what was asked for; leave the choice out to list them")
     wanted = {(r["part"], r["id"]): None for r in shown}
     found = _read(parts, wanted)
     if args.json:
@@ -50,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from flows.conversation import conversation
 
-    tokenizer = _tokenizer(args.policy, folder, node, record)
+    tokenizer = lookup.tokenizer_of(State(find_home()), folder, node, record, args.policy)
     print("\n\n".join(conversation(t, tokenizer) for t in found.values()))
     if len(rows) > len(shown):
         print(f"\n{len(rows) - len(shown)} more fit; --limit shows them")
@@ -76,11 +73,11 @@ def _parts(folder: Path, part: str | None) -> dict[str, Path]:
         if p.is_file()
     }
     if not found:
-        raise StateError(f"{folder}: holds no trajectories; expected the output of a node that rolls out")
+        raise UsageError(f"{folder}: holds no trajectories; expected the output of a node that rolls out")
     if part is None:
         return found
     if part not in found:
-        raise StateError(f"{folder}: has no part {part!r}; it has {', '.join(found)}")
+        raise UsageError(f"{folder}: has no part {part!r}; it has {', '.join(found)}")
     return {part: found[part]}
 
 
@@ -133,27 +130,3 @@ def _read(parts: dict[str, Path], wanted: dict[tuple[str, str], None]) -> dict[t
             if not ids:
                 break
     return {key: found[key] for key in wanted}
-
-
-def _tokenizer(policy: str | None, folder: Path, node: str | None, record: RunRecord | None) -> "Tokenizer | None":
-    from tasks.tokens.tokenizer import Tokenizer
-
-    if policy is not None:
-        where = lookup.policy_folder(State(find_home()), policy, record.program if record else None)
-    elif record is not None and node is not None:
-        where = _policy_of(record, node)
-    else:
-        where = folder / "policy"
-    path = where / "tokenizer.json" if where is not None else None
-    return Tokenizer.load(path) if path is not None and path.is_file() else None
-
-
-def _policy_of(record: RunRecord, node: str) -> Path | None:
-    """Return the policy folder that a node of a run read."""
-    state = State(find_home())
-    plan = state.plan(record.plan)
-    nodes = {n["id"]: n for n in plan["nodes"]} if plan is not None else {}
-    source = nodes.get(node, {}).get("inputs", {}).get("policy")
-    if source is None:
-        return None
-    return lookup.node_output(state, record, source) / "policy"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flows.commands.status import last_record
 from flows.state import RunRecord, State, find_home
-from specs.errors import StateError
+from specs.errors import UsageError
 
 EXAMPLES = {"logs": "tutelage logs teach -n 20"}
 _POLL = 0.3
@@ -44,9 +44,9 @@ def _log(state: State, record: RunRecord, node: str) -> Path:
     if found is None:
         near = get_close_matches(node, record.nodes, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(record.nodes)}"
-        raise StateError(f"{record.program}: no node {node!r} in the last run; {hint}")
+        raise UsageError(f"{record.program}: no node {node!r} in the last run; {hint}")
     if not found.get("run_key"):
-        raise StateError(f"{record.program}: {node} was not started ({found['status']}), it has no log")
+        raise UsageError(f"{record.program}: {node} was not started ({found['status']}), it has no log")
     return state.node(found["run_key"]) / "log"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flows import registry
 from flows.state import State, find_home
-from specs.errors import StateError
+from specs.errors import StateError, UsageError
 
 EXAMPLES = {
     "promote": 'tutelage promote quickstart v2 --reason "looked at the trajectories"',
@@ -65,7 +65,7 @@ def _candidate(state: State, program: str, what: str, reason: str) -> registry.C
     policies = dict(plan["policies"]) if plan is not None else {}
     if record is None or what not in policies:
         have = [*known.aliases, *(f"v{v.version}" for v in known.versions), *policies]
-        raise StateError(
+        raise UsageError(
             f"{program}: found neither a version nor a stage called {what!r}; "
             f"there is: {', '.join(have) or 'nothing (run the program first)'}"
         )

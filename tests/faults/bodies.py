@@ -3,12 +3,16 @@
 import hashlib
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from flows.context import NodeContext, Outcome, Result
-from specs.errors import Interrupted, TrainingError
-from tasks.files import Ledger, fault_point, replace_dir, write_json
+from flows.registry import Candidate, gate_digest
+from flows.registry import promote as switch
+from specs.errors import Interrupted, StateError, TrainingError
+from tasks.files import Ledger, fault_point, replace_dir, write_durable, write_json
 
 PAUSE = float(os.environ.get("FAULT_PAUSE", "0.004"))
 
@@ -67,19 +71,111 @@ def train(node: NodeContext) -> Outcome:
     return Outcome(metrics={"loss": 1.0 / 30}, cost={"steps": 30.0})
 
 
-def _count(node: NodeContext) -> None:
+def _count(node: NodeContext, key: str = "") -> None:
     """Count what would have been paid for; the only witness of repeats."""
     if path := os.environ.get("FAULT_PAID"):
         with Path(path).open("a") as f:
-            f.write(f"{node.id}\n")
+            f.write(f"{node.id} {key}\n")
+
+
+IN_FLIGHT = 4
+CALLS = 24
+
+
+def pay(node: NodeContext) -> Outcome:
+    """Twenty-four paid calls (`params.what`: reply or rollout), four in flight, each kept in a ledger as it comes."""
+    what, ledger = str(node.params["what"]), Ledger(node.checkpoints / "calls.jsonl")
+    known = {key: r["text"] for (key,), r in ledger.keyed("key").items()}
+    if ledger.torn or ledger.repeated:
+        print(
+            f"{ledger.path}: {ledger.torn} torn bytes and {ledger.repeated} repeated records were left out", flush=True
+        )
+    ending = threading.Event()
+    padding = "x" * int(os.environ.get(f"FAULT_PAD_{what.upper()}", "250"))
+
+    def call(key: str) -> None:
+        if ending.is_set() or node.stop():
+            return
+        _count(node, key)
+        time.sleep(PAUSE)
+        known[key] = hashlib.sha256(f"{node.seed}/{what}/{key}".encode()).hexdigest()
+        try:
+            fault_point(f"before_{what}")
+            ledger.append([{"key": key, "text": known[key], "padding": padding}])
+            fault_point(f"after_{what}")
+        except (StateError, OSError):  # what cannot be kept is not bought
+            ending.set()
+            raise
+
+    todo = [f"{what}{i}" for i in range(CALLS) if f"{what}{i}" not in known]
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        for future in [pool.submit(call, key) for key in todo]:
+            future.result()
+    if len(known) < CALLS:
+        raise Interrupted(f"stopped with {len(known)} of {CALLS}")
+    lines = [json.dumps({"key": k, "text": known[k]}) + "\n" for k in sorted(known)]
+    write_durable(node.out / f"{what}.jsonl", "".join(lines))
+    return Outcome(cost={"rollouts": float(CALLS)})
+
+
+def verify(node: NodeContext) -> Outcome:
+    lines = [json.loads(x) for x in (node.inputs["rollouts"] / "rollout.jsonl").read_text().splitlines()]
+    verdicts = [{"key": r["key"], "reward": int(r["text"][:2], 16) / 255} for r in lines]
+    write_durable(node.out / "verdicts.json", json.dumps(verdicts))
+    return Outcome(metrics={"reward": sum(v["reward"] for v in verdicts) / len(verdicts)})
+
+
+def learn(node: NodeContext) -> Outcome:
+    """Thirty steps, a checkpoint every five: of a real, tiny model, or (`params.chain`) of a chain of digests."""
+    if node.params.get("chain"):
+        outcome = train(node)
+        (node.out / "policy").mkdir()
+        (node.out / "policy" / "policy.json").write_text((node.out / "policy.json").read_text())
+        return outcome
+    from tests.faults.learning import STEPS
+    from tests.faults.learning import learn as train_model
+
+    def step(number: int, loss: float) -> bool:
+        _count(node, f"step{number}")
+        node.progress("step", number / STEPS, {"step": number, "steps": STEPS, "loss": loss})
+        return node.stop()
+
+    last, weights, damaged = train_model(node.checkpoints / "state", node.seed, _text(node), step=step)
+    if not weights:
+        raise Interrupted(f"stopped at step {last}")
+    for text in damaged:
+        print(text, flush=True)
+    (node.out / "policy").mkdir()
+    write_json(node.out / "policy" / "policy.json", {"weights": weights})
+    write_json(node.out / "policy.json", {"weights": weights})
+    return Outcome(cost={"steps": float(STEPS)})
+
+
+def decide(node: NodeContext) -> Outcome:
+    evidence = hashlib.sha256(_text(node).encode()).hexdigest()
+    record = {"gate": "ship", "answer": node.params.get("answer", "pass"), "candidate": "learn", "evidence": evidence}
+    write_json(node.out / "gate.json", record)
+    return Outcome(notes=["gate ship: pass"])
+
+
+def release(node: NodeContext) -> Outcome:
+    """The switch of the champion, by the registry of the product."""
+    gate = node.inputs["gate"] / "gate.json"
+    candidate = Candidate(node.inputs["policy.learn"] / "policy", "learn", gate_digest(gate), None, "gate ship: pass")
+    promotion = switch(node.out.parents[2], str(node.params["program"]), candidate)
+    write_json(node.out / "promotion.json", {"version": promotion.version, "digest": promotion.digest})
+    return Outcome()
 
 
 def _save(node: NodeContext, step: int, state: str) -> None:
     aside = node.checkpoints / f".step-{step:03d}.{os.getpid()}.0.tmp"
     aside.mkdir()
-    write_json(aside / "state.json", {"step": step, "state": state})
+    padding = "x" * int(os.environ.get("FAULT_PAD_CHECKPOINT", "0"))
+    write_json(aside / "state.json", {"step": step, "state": state, "padding": padding})
     fault_point("checkpoint")
+    fault_point("before_checkpoint")
     replace_dir(aside, node.checkpoints / f"step-{step:03d}")
+    fault_point("after_checkpoint")
 
 
 def evaluate(node: NodeContext) -> Outcome:
@@ -121,13 +217,27 @@ ENTRIES = {
     "data.apart": "apart",
     "policy.init": "initial",
     "train.sft": "train",
-    "train.grpo": "hang",
+    "train.policy_gradient": "hang",
     "evaluate": "evaluate",
     "choose": "choose",
     "gate": "gate",
     "promote": "promote",
     "report": "report",
 }
+
+
+CAMPAIGN = {
+    **ENTRIES,
+    "collect": "pay",
+    "preflight": "verify",
+    "train.rft": "learn",
+    "gate": "decide",
+    "promote": "release",
+}
+
+
+def campaign_entry(kind: str) -> str:
+    return f"tests.faults.bodies:{CAMPAIGN[kind]}"
 
 
 def entry_for(kind: str) -> str:

@@ -10,18 +10,28 @@ from flows.leases import driver_lease
 from flows.reconcile import reconcile
 from flows.state import State
 from specs.errors import TutelageError
-from tests.faults.bodies import entry_for
-from tests.faults.plans import reference
+from tests.faults.bodies import campaign_entry, entry_for
+from tests.faults.plans import campaign, reference
 
 
 def main(home: str) -> int:
     options = json.loads(os.environ.get("FAULT_OPTIONS", "{}"))
-    plan = reference(options.get("train"), options.get("gate"), **options.get("budget", {}))
+    if "campaign" in options:
+        plan, entry = campaign(**options["campaign"]), campaign_entry
+    else:
+        plan = reference(options.get("train"), options.get("gate"), **options.get("budget", {}))
+        entry = entry_for
     state = State(Path(home))
     state.prepare()
     folder = state.program(plan.program)
     folder.mkdir(exist_ok=True)
-    request = Request("reference.yaml", services=False, entry_for=entry_for, preload=(), **options.get("request", {}))
+    request = Request(
+        "reference.yaml",
+        services=False,
+        entry_for=entry,
+        preload=tuple(options.get("preload", ())),
+        **options.get("request", {}),
+    )
     try:
         with driver_lease(folder / "lease", plan.program):
             for text in reconcile(state, plan.program):

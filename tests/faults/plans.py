@@ -40,3 +40,25 @@ def reference(train: dict[str, Any] | None = None, gate: dict[str, Any] | None =
         ],
         **budget,
     )
+
+
+def campaign(*, chain: bool = True, answer: str = "pass", disk_mb: float = 0.0) -> Plan:
+    """The reference program: data, paid replies, paid rollouts, verdicts, training, evaluation, gate, promotion."""
+    calls = {"data": "data.train", "apart": "data.apart"}
+    first = node("data.train", "data.problems", params={"set": "train"})
+    return plan_of(
+        [
+            replace(first, estimate=Estimate(disk_mb=disk_mb)),
+            node("data.golden", "data.problems", params={"set": "golden"}),
+            node("data.apart", "data.apart", {"train.train": "data.train", "eval.golden": "data.golden"}),
+            node("replies", "collect", calls, {"what": "reply"}),
+            node("rollouts", "collect", {**calls, "replies": "replies"}, {"what": "rollout"}),
+            node("verdicts", "preflight", {"rollouts": "rollouts"}),
+            node("learn", "train.rft", {"collect": "verdicts", "replies": "replies", "rollouts": "rollouts"}, {"chain": chain}),
+            node("eval.learn.golden", "evaluate", {"policy": "learn", "problems": "data.golden"}),
+            node("gate.ship", "gate", {"candidate.learn.golden": "eval.learn.golden"}, {"answer": answer}),
+            node("promote.ship", "promote", {"gate": "gate.ship", "policy.learn": "learn"}, {"program": "campaign"}),
+            node("report", "report", {"eval": "eval.learn.golden", "gate": "gate.ship", "train": "learn"}),
+        ],
+        "campaign",
+    )  # fmt: skip

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,15 +22,18 @@ from tests.faults.bodies import entry_for
 from tests.faults.plans import reference
 
 
-def start(home: Path, **variables: Any) -> subprocess.Popen[str]:
-    """Start a driver; `options` are those of `tests.faults.driver`, the rest environment variables."""
+def start(home: Path, *, under: tuple[str, ...] = (), **variables: Any) -> subprocess.Popen[str]:
+    """Start a driver, `under` another program where given; `options` are those of `tests.faults.driver`.
+
+    The rest are environment variables.
+    """
     options = variables.pop("options", {})
     limit = variables.pop("preexec_fn", None)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TUTELAGE_", "FAULT_"))}
     env |= {"FAULT_OPTIONS": json.dumps(options), "FAULT_PAID": str(home.with_suffix(".paid"))}
     env |= {k: str(v) for k, v in variables.items()}
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.driver", str(home)],
+        [*under, sys.executable, "-m", "tests.faults.driver", str(home)],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -37,7 +42,7 @@ def start(home: Path, **variables: Any) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 30) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], timeout: float = 120) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
 
@@ -78,6 +83,36 @@ def snapshot(home: Path) -> dict[str, Any]:
         assert not (folder / "ckpt").exists()
         assert not list(folder.rglob("*.tmp"))
     return found
+
+
+def calls(home: Path) -> Counter[str]:
+    """Return how often each reply and each rollout of a campaign was paid for, over all attempts."""
+    path = home.with_suffix(".paid")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return Counter(line for line in lines if line.startswith(("replies ", "rollouts ")))
+
+
+def scan(home: Path) -> None:
+    """Assert that nothing which a reader accepts is half written: receipts, checkpoints, records, registry."""
+    state = State(home)
+    for path in home.glob("nodes/*/receipt.json"):
+        assert state.receipt(path.parent.name, deep=True) is not None, state.damage
+    for path in home.glob("nodes/*/ckpt/step-*/state.json"):
+        json.loads(path.read_text())
+    for path in (*home.glob("programs/*/*.json"), *home.glob("registry/*.json"), *home.glob("plans/*.json")):
+        json.loads(path.read_text())
+    for path in (*home.glob("nodes/*/ckpt/*.jsonl"), *home.glob("programs/*/executions/*.jsonl")):
+        for line in path.read_text().splitlines(keepends=True):
+            assert not line.endswith("\n") or json.loads(line), f"{path}: two records in one line"
+
+
+def tracer() -> str | None:
+    """Return the path of strace where it may trace here."""
+    found = shutil.which("strace")
+    if found is None:
+        return None
+    tried = subprocess.run([found, "-f", "-qq", "-e", "trace=none", "true"], capture_output=True, check=False)
+    return found if tried.returncode == 0 else None
 
 
 def paid(home: Path) -> int:

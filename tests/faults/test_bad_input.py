@@ -6,10 +6,11 @@ Every item has a test here; the parts behind it are tested in depth elsewhere:
 |---|---|
 | a typo, a wrong type, tabs, odd YAML | specs/test_loader, test_reader, test_commands, test_any_text; contracts/test_specs |
 | a missing file, an unset variable | specs/test_loader; flows/test_resolve |
+| a name on the command line that is not there | flows/test_run, test_judging, test_conversations |
 | a port in use | flows/test_services |
-| a full disk | faults/test_disk_and_damage; flows/test_files, test_launch; tasks/learning/test_checkpoints |
+| a full disk | faults/test_disk; flows/test_files, test_launch; tasks/learning/test_checkpoints |
 | a damaged checkpoint | faults/test_quickstart_kills (command line); tasks/learning/test_checkpoints |
-| a damaged receipt, output, record, registry | faults/test_disk_and_damage; flows/test_state, test_registry, test_resolve |
+| a damaged receipt, output, record, registry | faults/test_damage; flows/test_state, test_registry, test_resolve |
 | a locked or missing MLflow store | flows/test_recorder |
 | a Prefect server that is gone | flows/test_orchestrate, test_services |
 | a second run of the same program | faults/test_two_drivers; flows/test_state |
@@ -31,6 +32,7 @@ from pathlib import Path
 import pytest
 
 from flows import services
+from flows.cli import main
 from flows.leases import driver_lease
 from flows.state import State
 from specs.environments import OrderDesk
@@ -115,6 +117,51 @@ def test_what_is_no_program(name: str, content: str | None, told: str, here: Pat
     tutelage("run", name, "--no-services", home=here / "home", cwd=here).must(2, told)
 
 
+def test_what_a_command_names_and_is_not_there_is_a_slip_and_no_failure(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = here / "home"
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("TUTELAGE_HOME", str(home))
+
+    def slip(told: str, *command: str) -> None:
+        assert main(list(command)) == 2, command
+        assert told in capsys.readouterr().err, command
+
+    for command, told in [
+        (("resume",), "no program was run here yet; start one with"),
+        (("status",), "no run of any program is recorded here"),
+        (("logs", "teach"), "no run of any program is recorded here"),
+        (("compare", "a", "b"), "no run is called 'a'"),
+        (("plan", "tiny.yaml", "--diff", "last"), "it was not run here yet"),
+        (("run", "tiny.yaml", "--no-services", "--only", "eval.teach.golden"), "which are not done; run with `--until"),
+    ]:
+        slip(told, *command)
+    tutelage(*RUN, "--until", "data.golden", home=home, cwd=here).must(0)
+    done = receipts(home)
+    for command, told in [
+        ((*RUN, "--until", "data.goldn"), "no node is called 'data.goldn'; did you mean data.golden"),
+        ((*RUN, "--only", "teech"), "no node is called 'teech'; did you mean teach"),
+        ((*RUN, "--from", "nothing"), "no node is called 'nothing'; expected one of"),
+        ((*RUN, "--until", "data.golden", "--from", "teach"), "--from teach: it is not among the nodes that this run"),
+        (("status", "tinny"), "no run of tinny is recorded here; programs that ran here: tiny"),
+        (("logs", "teech"), "no node 'teech' in the last run"),
+        (("why", "tiny.yaml", "teech"), "no node is called 'teech'; did you mean teach"),
+        (("compare", "tiny", "tiny"), "its run has no node 'eval.teach.golden'"),
+        (("compare", "tiny", "tiny", "--confidence", "3"), "--confidence 3"),
+        (("inspect", "tiny:teech"), "its run has no node 'teech'"),
+        (("evaluate", "tiny.yaml", "--set", "nope", "--policy", "champion"), "nope"),
+        (("try", "tiny.yaml", "--policy", "teech"), "no policy is called 'teech'"),
+        (("data", "show", "nope"), "no published data set is called so"),
+        (("promote", "tiny", "v9", "--reason", "x"), "found neither a version nor a stage called 'v9'"),
+        (("rollback", "tiny", "--reason", "x"), "there is no previous champion to go back to"),
+        (("export", "nope", "out"), "no policy is called 'nope'"),
+        (("approve", "tiny", "--reason", "x"), "no gate is held in its last run"),
+    ]:
+        slip(told, *command)
+    assert receipts(home) == done
+
+
 def test_a_missing_data_file_and_an_unset_variable_are_named_with_their_field(here: Path) -> None:
     _with_file(here)
     tutelage(*RUN, home=here / "home", cwd=here).must(2, "tiny.yaml:7:41 data.mine.path: no such file: mine.jsonl")
@@ -159,7 +206,7 @@ def test_a_home_that_cannot_be_written_or_read_is_named(here: Path) -> None:
     for home in (here / "file", here / "file" / "below"):
         tutelage(*RUN, home=home, cwd=here).must(5, f"{home}: cannot keep state here", "TUTELAGE_HOME")
         tutelage("plan", "tiny.yaml", home=home, cwd=here).must(0)
-        tutelage("status", home=home, cwd=here).must(5, "no run of any program is recorded here")
+        tutelage("status", home=home, cwd=here).must(2, "no run of any program is recorded here")
     home, part = here / "home", (*RUN, "--until", "data.golden")
     home.mkdir(mode=0o555)
     refused = _limited(here, _without_root_powers, *part)

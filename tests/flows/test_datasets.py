@@ -14,7 +14,7 @@ from flows.databranch import wait_for_dvc, writing
 from flows.datasets import Item
 from flows.leases import Lease
 from flows.state import State
-from specs.errors import DataError, ServiceError, StateError
+from specs.errors import ServiceError, StateError, UsageError
 from tasks.files import list_tree
 
 
@@ -69,9 +69,9 @@ def test_versions_are_commits_and_the_checkout_stays_as_it_is(project: Path, mon
     assert [(v.name, v.version) for v in datasets.latest(home)] == [("p/demos", 2), ("p/train", 1)]
     assert datasets.find(home, "demos@v1") == first[0]
     assert datasets.find(home, f"p/demos@{second.commit[:8]}") == second
-    with pytest.raises(DataError, match="there is: p/demos, p/train"):
+    with pytest.raises(UsageError, match="there is: p/demos, p/train"):
         datasets.find(home, "demo")
-    with pytest.raises(DataError, match=r"there is: v2 .*, v1"):
+    with pytest.raises(UsageError, match=r"there is: v2 .*, v1"):
         datasets.find(home, "demos@v3")
     _read_as_dvc_does(project, first[0].commit, second.commit, monkeypatch)
 
@@ -124,7 +124,7 @@ def test_a_damaged_or_missing_object_is_named_and_comes_back(project: Path) -> N
     target = project / "copy"
     assert datasets.checkout(home, made, target) == 2
     assert (target / "records.jsonl").read_text() == "one\n"
-    with pytest.raises(DataError, match="not empty"):
+    with pytest.raises(UsageError, match="not empty"):
         datasets.checkout(home, made, target)
     objects = home / "dvc" / "cache" / "files" / "md5"
     listing = json.loads((objects / made.md5[:2] / made.md5[2:]).read_text())

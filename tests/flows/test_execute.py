@@ -178,7 +178,7 @@ def test_what_comes_after_an_interrupted_node_is_not_reached(tmp_path: Path):
         def run(self, work: Assignment, started: object, progress: object) -> list[str]:
             raise Interrupted("its process was asked to stop by hand")
 
-    nodes = [node("policy", "data.problems"), node("rl", "train.grpo", {"policy": "policy"})]
+    nodes = [node("policy", "data.problems"), node("rl", "train.policy_gradient", {"policy": "policy"})]
     plan = plan_of([*nodes, node("eval", "evaluate", {"policy": "rl"}), node("report", "report", {"eval": "eval"})])
     state = State(tmp_path)
     state.prepare()
@@ -190,7 +190,7 @@ def test_what_comes_after_an_interrupted_node_is_not_reached(tmp_path: Path):
 
 def test_a_node_that_never_looks_at_the_flag_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(flows.execute, "STOP_SECONDS", 0.4)
-    plan = plan_of([node("policy", "data.problems"), node("stuck", "train.grpo", {"policy": "policy"})])
+    plan = plan_of([node("policy", "data.problems"), node("stuck", "train.policy_gradient", {"policy": "policy"})])
     executor = _executor(plan, tmp_path)
     running = threading.Event()
     executor.subscribe(lambda e: running.set() if e.node == "stuck" and e.what == "started" else None)

@@ -16,11 +16,16 @@ from tasks.files import (
     FAULT_VARIABLE,
     Ledger,
     digest_tree,
+    move,
+    remove_dir,
     remove_temporaries,
     replace_dir,
     sha256_file,
+    temporaries,
+    write_dir,
     write_durable,
     write_json,
+    write_quick,
 )
 
 
@@ -71,6 +76,58 @@ def test_a_folder_replaces_another_in_one_step(tmp_path: Path):
     replace_dir(aside, final)
     assert (final / "f").read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    final = tmp_path / "final"
+    assert write_dir(final, lambda aside: (aside / "f").write_text("old")) == 3
+
+    def broken(aside: Path) -> None:
+        (aside / "f").write_text("half")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        write_dir(final, broken)
+    _fault(monkeypatch, tmp_path, "after_flush:1:enospc")
+    with pytest.raises(StateError, match="disk full"):
+        write_dir(final, lambda aside: (aside / "f").write_text("new"))
+    assert (final / "f").read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["count", "final"]
+
+
+def test_a_folder_that_is_being_removed_is_never_half_there(tmp_path: Path):
+    folder = tmp_path / "step-5"
+    folder.mkdir()
+    (folder / "a").write_text("")
+    code = f"from pathlib import Path; from tasks.files import remove_dir; remove_dir(Path({str(folder)!r}))"
+    env = {**os.environ, FAULT_VARIABLE: "mid_remove:1:kill"}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
+    assert not folder.exists()
+    assert len(temporaries(tmp_path)) == 1
+    assert remove_temporaries(tmp_path) == 1
+    remove_dir(folder)  # gone already
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_moved_or_told_is_whole(tmp_path: Path):
+    write_quick(tmp_path / "a", "1")
+    write_quick(tmp_path / "a", "2")
+    (tmp_path / "aside").mkdir()
+    move(tmp_path / "a", tmp_path / "aside" / "b")
+    assert (tmp_path / "aside" / "b").read_text() == "2"
+    with pytest.raises(StateError, match="No such file"):
+        move(tmp_path / "a", tmp_path / "c")
+    assert [p.name for p in tmp_path.iterdir()] == ["aside"]
+
+
+def test_records_by_key_are_kept_once_and_refused_where_they_differ(tmp_path: Path):
+    ledger = Ledger(tmp_path / "l.jsonl")
+    ledger.append([{"id": 1, "x": 2}, {"id": 2}, {"x": 2, "id": 1}])
+    assert list(ledger.keyed("id")) == [(1,), (2,)]
+    assert ledger.repeated == 1
+    ledger.append([{"id": 2, "x": 3}])
+    with pytest.raises(StateError, match=r"l\.jsonl: lines 2 and 4 both hold \(2,\) and differ"):
+        Ledger(ledger.path).keyed("id")
 
 
 def test_digests_count_names_and_bytes_and_leave_notes_out(tmp_path: Path):

@@ -122,6 +122,8 @@ def test_the_bodies_promote_what_passed_and_hand_a_champion_on(tmp_path: Path) -
     assert (asked.out / "promotion.json").read_bytes() == written
     again = promote(node(tmp_path, params, {"gate": gate(tmp_path, "already_promoted"), "policy.rl": made}))
     assert again.result == "already_promoted"
+    gone = promote(node(tmp_path, params, {"gate": gate(tmp_path, "superseded"), "policy.rl": made}))
+    assert gone.metrics == {"promoted": 0.0}
     champion = registry.champion(tmp_path / "home", "p")
     assert champion is not None
     given = {"version": 1, "digest": champion.digest, "folder": champion.folder}

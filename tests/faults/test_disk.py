@@ -1,0 +1,127 @@
+"""Full disks (FM-08 to FM-12): named with path and bytes, nothing is lost, nothing more is bought."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.commands import processes, tutelage
+from tests.faults.running import calls, run, snapshot
+
+CHAIN: dict[str, Any] = {"options": {"campaign": {"chain": True}}}
+
+
+@pytest.fixture(scope="module")
+def ref(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    home = tmp_path_factory.mktemp("campaign") / "home"
+    code, out, err = run(home, **CHAIN)
+    assert code == 0, out + err
+    return snapshot(home)
+
+
+def _on_a_small_disk(tmp_path: Path, free_kb: int, **pads: int) -> dict[str, Any]:
+    """Return how a run on a full disk went, and the next one after space was freed; what is left lies in `out`."""
+    (tmp_path / "disk").mkdir()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("TUTELAGE_", "FAULT_"))}
+    env |= {f"FAULT_PAD_{k.upper()}": str(v) for k, v in pads.items()}
+    env["FAULT_OPTIONS"] = json.dumps(CHAIN["options"])
+    command = ["unshare", "-Urm", sys.executable, "-m", "tests.faults.small_disk"]
+    where = [str(tmp_path / "disk" / "home"), str(free_kb), str(tmp_path / "out")]
+    try:
+        done = subprocess.run([*command, *where], env=env, capture_output=True, text=True, timeout=300, check=False)
+    except FileNotFoundError:
+        pytest.skip("unshare is not there: no small disk can be made")
+    if done.returncode != 0 and "unshare" in done.stderr:
+        pytest.skip(f"no small disk can be made here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    if "skip" in told:
+        pytest.skip(told["skip"])
+    return told
+
+
+def _named_and_made_up_for(told: dict[str, Any], tmp_path: Path, ref: dict[str, Any], node: str, file: str) -> None:
+    code, out, err = told["first"]
+    assert code == 5, out + err
+    line = next(x for x in out.splitlines() if x.startswith(f"{node} failed"))
+    assert "disk full" in line
+    assert file in line
+    assert "bytes needed" in line
+    assert "Traceback" not in out + err
+    assert told["second"][0] == 0, told["second"]
+    assert snapshot(tmp_path / "out") == ref
+
+
+def test_fm_08_full_while_rollouts_are_kept(tmp_path: Path, ref: dict[str, Any]):
+    told = _on_a_small_disk(tmp_path, 500, rollout=50_000)
+    _named_and_made_up_for(told, tmp_path, ref, "rollouts", "calls.jsonl")
+    assert told["kept"] >= 24 + 2
+    assert told["paid"] - told["kept"] <= 4  # what was in flight, and nothing more
+    assert calls(tmp_path / "out").total() == 48 + told["paid"] - told["kept"]
+
+
+@pytest.mark.slow
+def test_fm_09_full_while_a_checkpoint_is_written(tmp_path: Path, ref: dict[str, Any]):
+    told = _on_a_small_disk(tmp_path, 900, checkpoint=250_000)
+    _named_and_made_up_for(told, tmp_path, ref, "learn", "state.json")
+
+
+def test_fm_10_a_reply_that_cannot_be_kept_is_not_bought(tmp_path: Path, ref: dict[str, Any]):
+    told = _on_a_small_disk(tmp_path, 300, reply=50_000)
+    _named_and_made_up_for(told, tmp_path, ref, "replies", "calls.jsonl")
+    assert told["paid"] <= told["kept"] + 4
+
+
+@pytest.mark.parametrize("fault", ["before_rollout:5:enospc", "before_checkpoint:2:enospc", "after_write:7:enospc"])
+def test_fm_08_09_a_full_disk_is_named_wherever_it_is_met(fault: str, tmp_path: Path, ref: dict[str, Any]):
+    home = tmp_path / "home"
+    code, out, err = run(home, TUTELAGE_FAULT=fault, **CHAIN)  # each process counts alone
+    assert code == 5, out + err
+    assert "disk full" in out + err
+    assert "Traceback" not in out + err
+    assert run(home, **CHAIN)[0] == 0
+    assert snapshot(home) == ref
+
+
+def test_fm_08_a_file_size_limit_stops_the_stage_with_the_path_and_the_bytes_needed(
+    tmp_path: Path, ref: dict[str, Any]
+):
+    home = tmp_path / "home"
+    limit = (6000, resource.RLIM_INFINITY)
+    code, out, _ = run(home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit), **CHAIN)
+    assert code == 5
+    line = next(x for x in out.splitlines() if x.startswith("replies failed"))
+    assert "calls.jsonl" in line
+    assert "bytes needed" in line
+    assert run(home, **CHAIN)[0] == 0
+    assert snapshot(home) == ref
+
+
+@pytest.mark.slow
+@pytest.mark.services
+def test_fm_11_full_where_only_the_tracking_lies(tmp_path: Path):
+    """The folders of MLflow, DVC and the recorder cannot be written; the run goes on and says so at its end."""
+    home = tmp_path / "home"
+    for name in ("recorder", "mlflow", "dvc", "executions"):
+        (home / name).mkdir(parents=True)
+        (home / name).rmdir()
+        (home / name).write_text("")  # where a folder should be
+    part = ("run", "specs/programs/quickstart.yaml", "--until", "data.golden")
+    told = tutelage(*part, home=home).must(0, "data.golden")
+    assert told.said.count("metrics and data versions are not recorded") >= 1
+    for pid in processes(home):
+        os.kill(pid, 9)
+
+
+def test_fm_12_less_space_than_the_plan_needs_is_refused_with_both_numbers(tmp_path: Path):
+    options = {"campaign": {"disk_mb": 1e9}}
+    code, out, err = run(tmp_path / "home", options=options)
+    assert code == 5
+    assert "MB free, the plan needs about 1000000000 MB" in err
+    assert not calls(tmp_path / "home")
+    assert "Traceback" not in out + err
