@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from specs.base import Count, Name, Share, Spec
+from specs.commands import Command
 
 OrderType = Literal[
     "stock", "status", "mail", "place", "cancel", "substitute", "replace",
@@ -16,6 +17,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "apply_discount_without_authority", "cancelled_shipped_order", "duplicate_order", "repeated_mail",
     ),
     "bfcl": (),
+    "process": (),
 }  # fmt: skip
 """Named events that each kind of environment reports; `tool_trace` may forbid them."""
 
@@ -36,6 +38,7 @@ class OrderDesk(Spec):
 
     kind: Literal["order_desk"]
     version: ClassVar[int] = 1
+    siblings: ClassVar[bool] = True  # it makes other problems of a type (`tasks.protocols.Environment.sibling`)
     max_turns: Count = 8
     types: Annotated[list[OrderType], Field(min_length=1)] | None = None
     """Problem types drawn, one named twice twice as often. Where left out: every ordinary type, and on the training
@@ -52,6 +55,7 @@ class BFCL(Spec):
 
     kind: Literal["bfcl"]
     version: ClassVar[int] = 1
+    siblings: ClassVar[bool] = False
     categories: list[Literal["simple_python", "multiple", "live_simple"]] = ["simple_python", "multiple"]
     max_turns: Count = 1
     train_share: Share = 0.6
@@ -62,5 +66,21 @@ class BFCL(Spec):
     """Functions of other problems added to each prompt."""
 
 
-Environment = Annotated[OrderDesk | BFCL, Field(discriminator="kind")]
+class ProcessEnvironment(Command):
+    """A world of your own: any program that speaks JSON lines (docs/bring_your_own.md)."""
+
+    kind: Literal["process"]
+    version: ClassVar[int] = 1
+    siblings: ClassVar[bool] = False
+    max_turns: Count = 8
+    events: list[str] = []
+    """Named events that it may report with an observation; `tool_trace` may forbid them."""
+
+
+Environment = Annotated[OrderDesk | BFCL | ProcessEnvironment, Field(discriminator="kind")]
 Environments = dict[Name, Environment]
+
+
+def events_of(spec: Environment) -> tuple[str, ...]:
+    """Return the named events that an environment may report."""
+    return tuple(spec.events) if isinstance(spec, ProcessEnvironment) else EVENTS[spec.kind]

@@ -8,7 +8,13 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
 
+from specs.flywheel import Cause
+
 Status = Literal["finished", "truncated", "turn_limit", "tool_error", "infrastructure"]
+
+
+NOT_TRAINED = "not_trained"
+"""Tag of a trajectory that is judged and never trains."""
 
 
 class Source(IntEnum):
@@ -142,9 +148,76 @@ class Trajectory:
     tags: list[str] = field(default_factory=list[str])
 
     @property
+    def segments(self) -> list[int]:
+        """Return where each context begins in `ids`: one, but for agents that hold several conversations."""
+        return self.sampling.get("segments", [0])
+
+    @property
     def policy_tokens(self) -> int:
         """Return how many tokens the policy wrote."""
         return sum(t.end - t.start for t in self.turns)
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two trajectories of one problem, one preferred to the other. The trajectories lie beside it, in shards."""
+
+    id: str
+    problem_id: str
+    chosen: str
+    """Trajectory id."""
+    rejected: str
+    margin: float
+    """How much more the chosen one's reward or score is."""
+    weight: float = 1.0
+    """Share of its problem: the pairs of one problem weigh 1 together."""
+    by: str = "reward"
+    """Who preferred it."""
+
+
+@dataclass(slots=True)
+class BadCase:
+    """A failure of the policy. Only a confirmed one may give anything that trains, and never its own trajectory."""
+
+    id: str
+    """`<set>/<problem>/<digest of the policy and sample>`: the same failure has the same id."""
+    program: str
+    set: str
+    """Data set that the problem is of."""
+    role: str
+    """What that set may be used for."""
+    environment: str
+    problem_id: str
+    problem_type: str
+    trajectory_id: str
+    policy: str
+    """Version of the policy that failed."""
+    status: Literal["suspected", "confirmed"]
+    """Confirmed by a deterministic verifier with evidence, or by a person."""
+    confirmed_by: str | None
+    """The verifier (`name kind@version`) or person; None where nobody has."""
+    cause: Cause
+    confidence: float
+    evidence: dict[str, Any]
+    """What the cause was read from, JSON."""
+    first_wrong_turn: int | None
+    """Number of the turn, from 0; None where no turn can be blamed."""
+    round: int
+    remedy: str | None = None
+    """What was decided to do: `repair`, `hard_pool` and so on."""
+    life: Literal["open", "in_training", "fixed", "regressed"] = "open"
+    regression: str | None = None
+    """Id of the problem that is held back for the regression pool in its place."""
+
+
+def pair_from(data: dict[str, Any]) -> Pair:
+    """Return the pair that `to_dict` wrote."""
+    return Pair(**data)
+
+
+def case_from(data: dict[str, Any]) -> BadCase:
+    """Return the case that `to_dict` wrote."""
+    return BadCase(**data)
 
 
 def to_dict(record: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from specs.base import Flag, Name, Spec
+from specs.commands import Command
 
 
 class EnvironmentState(Spec):
@@ -44,5 +45,18 @@ class ExactAnswer(Spec):
     strip: Flag = True
 
 
-Verifier = Annotated[EnvironmentState | ToolTrace | ToolCalls | ExactAnswer, Field(discriminator="kind")]
+class ProcessVerifier(Command):
+    """A verifier of your own: any program that speaks JSON lines (docs/bring_your_own.md)."""
+
+    kind: Literal["process"]
+    version: ClassVar[int] = 1
+    cases: str | None = None
+    """JSONL file of self-test cases beside those that the program brings itself."""
+    judges_cut: Flag = False
+    """Ask it about trajectories that were cut for length too; where off, they fail."""
+
+
+Verifier = Annotated[
+    EnvironmentState | ToolTrace | ToolCalls | ExactAnswer | ProcessVerifier, Field(discriminator="kind")
+]
 Verifiers = dict[Name, Verifier]

@@ -16,6 +16,9 @@ def configure(parser: argparse.ArgumentParser, _name: str) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", dest="settings", help="write over one value"
     )
+    parser.add_argument(
+        "--contract", metavar="NAME", help="run the contract test of an environment or verifier (it starts its program)"
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print the findings as JSON")
     output.add_argument(
@@ -25,6 +28,8 @@ def configure(parser: argparse.ArgumentParser, _name: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check each file; the exit code is 2 where one has a mistake."""
+    if args.contract is not None:
+        return _contracts(args)
     results = [_checked(name, args.settings) for name in args.program]
     if args.json:
         print(json.dumps(results[0] if len(results) == 1 else results, indent=2, ensure_ascii=False))
@@ -36,6 +41,13 @@ def run(args: argparse.Namespace) -> int:
         else:
             _show(result)
     return 0 if all(r["ok"] for r in results) else ProgramError.exit_code
+
+
+def _contracts(args: argparse.Namespace) -> int:
+    """Run the contract test in each file; nothing heavy is imported without one."""
+    from flows.commands.contract import run_contract
+
+    return max(run_contract(f, args.settings, args.contract, as_json=args.json) for f in args.program)
 
 
 def _checked(name: str, settings: list[str]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Agents: how a call is written and read. `agent_for` is the one place where a spec becomes an agent."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
-from specs.agents import Agent, ToolLoop
+from specs.agents import Agent, ExternalAgent, ToolLoop
 from specs.errors import DataError
 from specs.records import ToolCall
 from tasks.episodes.call_json import read_json
@@ -14,15 +14,21 @@ from tasks.tokens.text import call_text
 
 def agent_for(spec: Agent) -> "ToolLoopAgent":
     """Return the agent that a spec names."""
-    return ToolLoopAgent(spec)
+    match spec:
+        case ToolLoop():
+            return ToolLoopAgent(spec)
+        case ExternalAgent():
+            return ExternalScaffold(spec)
+        case _:
+            assert_never(spec)
 
 
 class ToolLoopAgent:
     """One tool call a turn, as one JSON object and nothing else."""
 
-    def __init__(self, spec: ToolLoop) -> None:
+    def __init__(self, spec: ToolLoop | ExternalAgent) -> None:
         self.spec = spec
-        self.name = f"tool_loop/{spec.call_format}@1"
+        self.name = f"{spec.kind}/{spec.call_format}@1"
         nested = spec.call_format == "nested"
         self.instruction = (
             'Reply with one JSON call: {"name": ..., "arguments": {...}}'
@@ -65,6 +71,15 @@ class ToolLoopAgent:
         if self.spec.call_format == "nested" and data.keys() - {"name", "arguments"}:
             return name, arguments, "unknown_argument"
         return name, arguments, None
+
+
+class ExternalScaffold(ToolLoopAgent):
+    """An agent of the user's own: it runs as a program (`tasks.episodes.external`); calls are written as in a tool loop."""
+
+    def __init__(self, spec: ExternalAgent) -> None:
+        super().__init__(spec)
+        self.spec: ExternalAgent = spec
+        self.name = f"external/{spec.call_format}@{ExternalAgent.version}"
 
 
 def arguments_of(value: Any, where: str) -> dict[str, Any]:

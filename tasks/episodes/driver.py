@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from specs.errors import DataError, Interrupted, ProgramError
 from specs.records import Problem, Trajectory
-from tasks.episodes.agents import ToolLoopAgent
+from tasks.episodes.agents import ExternalScaffold, ToolLoopAgent
 from tasks.episodes.episode import Episode, EpisodeSetting
 from tasks.episodes.schemas import check_tools
 from tasks.protocols import Environment, Sampler, SamplingSettings
@@ -38,6 +38,14 @@ def run_episodes(  # noqa: PLR0913 - the seam where everything is handed in
     the template's. `progress` is told (finished, all) after each turn. Interrupted where `stop` says so.
     """
     _check(sampler, agent, template, environments, problems)
+    if isinstance(agent, ExternalScaffold):
+        from tasks.episodes.external import run_external
+
+        return run_external(
+            sampler, agent, template, environments, problems, samples=samples,
+            settings=_settings(agent, template, settings), seed=seed, in_flight=in_flight, group_prefix=group_prefix,
+            progress=progress, stop=stop,
+        )  # fmt: skip
     shared = _shared(sampler, agent, template, settings, seed, group_prefix)
     groups = iter([(place, p) for place, p in enumerate(problems)])
     total = len(problems) * samples
@@ -73,10 +81,15 @@ def _shared(
     seed: int,
     group_prefix: str,
 ) -> EpisodeSetting:
+    settings = _settings(agent, template, settings)
+    return EpisodeSetting(
+        agent, template, template.tokenizer, settings, sampler.max_length, seed, group_prefix, sampler.name
+    )
+
+
+def _settings(agent: ToolLoopAgent, template: Template, settings: SamplingSettings | None) -> SamplingSettings:
     settings = settings or SamplingSettings(max_new_tokens=agent.spec.max_new_tokens)
-    if not settings.stop_ids:
-        settings = replace(settings, stop_ids=template.stop_ids)
-    return EpisodeSetting(agent, template, template.tokenizer, settings, sampler.max_length, seed, group_prefix)
+    return settings if settings.stop_ids else replace(settings, stop_ids=template.stop_ids)
 
 
 def _turn(sampler: Sampler, active: dict[int, Episode]) -> None:
@@ -138,6 +151,11 @@ def watch_episode(  # noqa: PLR0913 - as run_episodes
 ) -> Trajectory:
     """Run one episode alone and show its record to `watch` after every turn. The same episode as in `run_episodes`."""
     _check(sampler, agent, template, {problem.environment: environment}, [problem])
+    if isinstance(agent, ExternalScaffold):  # its record is whole when its program has ended
+        worlds = {problem.environment: environment}
+        record = run_episodes(sampler, agent, template, worlds, [problem], settings=settings, seed=seed)[0]
+        watch(record)
+        return record
     shared = _shared(sampler, agent, template, settings, seed, "")
     episode = Episode(problem, 0, next(_SESSIONS), environment, shared)
     try:

@@ -12,7 +12,7 @@ from specs.errors import RolloutError
 from specs.records import Observation, Problem, Source, Status, ToolCall, Trajectory, Turn
 from tasks.boundary import Failure, boundary
 from tasks.episodes.agents import ToolLoopAgent
-from tasks.episodes.seeds import derive
+from tasks.episodes.seeds import derive, world_seed
 from tasks.protocols import Completion, Environment, SampleRequest, SamplingSettings, ToolSchema, World
 from tasks.tokens.template import Segment, Template
 from tasks.tokens.tokenizer import Tokenizer
@@ -30,6 +30,8 @@ class EpisodeSetting:
     """Tokens of the longest trajectory."""
     seed: int
     group_prefix: str
+    sampler: str = "local"
+    """What generates."""
 
 
 class Episode:
@@ -46,7 +48,7 @@ class Episode:
         self._world: World | None = None
         self._tools: list[ToolSchema] = []
         self._open = True
-        world = self._outside("environment", "open", lambda: environment.open(problem, derive(self._seed, "world")))
+        world = self._outside("environment", "open", lambda: environment.open(problem, world_seed(self._seed)))
         if world is not None:
             self._world = world
             self._tools = environment.tools(problem)
@@ -76,6 +78,7 @@ class Episode:
                 "temperature": shared.settings.temperature,
                 "max_new_tokens": shared.settings.max_new_tokens,
                 "logprobs": "after temperature",
+                "sampler": shared.sampler,
             },
             tags=list(problem.tags),
         )

@@ -33,7 +33,7 @@ class SamplerServer:
         class Handler(_Handler):
             serving = owner
 
-        self._http = _Server((host, port), Handler)
+        self._http = LoopbackServer((host, port), Handler)
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(0.02,), name="sampler-server", daemon=True
         )
@@ -88,10 +88,11 @@ class SamplerServer:
             return {"completions": [completion_to(c) for c in self.sampler.generate(requests)]}
 
 
-class _Server(ThreadingHTTPServer):
+class LoopbackServer(ThreadingHTTPServer):
     """A threading server that knows its connections."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: set[Any] = set()
@@ -106,6 +107,9 @@ class _Server(ThreadingHTTPServer):
         """Forget the connection and close it."""
         self._open.discard(request)
         super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Stay silent: what can be raised here is that a client has gone."""
 
     def close_connections(self) -> None:
         """Close what is still open."""

@@ -8,6 +8,7 @@ hold a special token nor merge with the template's.
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from specs.errors import ProgramError
@@ -17,6 +18,17 @@ from tasks.tokens.text import compact_json
 from tasks.tokens.tokenizer import CHATML_SPECIALS, COMPACT_SPECIALS, Tokenizer
 
 Segment = tuple[Source, list[int]]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation that somebody else writes; `text` of an assistant is what it said."""
+
+    role: Role
+    text: str
+
+
 TemplateName = Literal["builtin/compact@1", "builtin/chatml@1"]
 
 
@@ -60,6 +72,17 @@ class Template(Protocol):
         """Return a completion's ids, its stop token included."""
         ...
 
+    def chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
+        """Return a whole conversation and the opening of the next completion; nothing of it is the policy's.
+
+        A single user message gives what `prompt` gives for a problem with its text.
+        """
+        ...
+
+    def follow(self, messages: Sequence[Message], *, cut: bool) -> list[Segment]:
+        """Return what stands between a completion and the next; `cut` where the last one lacks its stop token."""
+        ...
+
 
 def specials_of(name: str) -> tuple[str, ...]:
     """Return the special tokens that a template needs."""
@@ -89,7 +112,8 @@ class CompactTemplate:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.pad_id, _, self._user, self._call, self._result, self._end = map(tokenizer.special, COMPACT_SPECIALS)
+        specials = map(tokenizer.special, COMPACT_SPECIALS)
+        self.pad_id, self._system, self._user, self._call, self._result, self._end = specials
         self.stop_ids: tuple[int, ...] = (self._end,)
         self.digest = _digest(self.name, tokenizer, COMPACT_SPECIALS)
 
@@ -112,6 +136,21 @@ class CompactTemplate:
     def completion(self, text: str) -> list[int]:
         """Return the call's ids and the end token."""
         return [*self.tokenizer.encode(text), self._end]
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
+        """Return the messages and the opening of the next call; tools and instruction are learnt, not read."""
+        return self.follow(messages, cut=False)
+
+    def follow(self, messages: Sequence[Message], *, cut: bool) -> list[Segment]:
+        """Return further messages and the opening of the next call."""
+        openings = {"system": self._system, "user": self._user, "assistant": self._call, "tool": self._result}
+        found: list[Segment] = [(Source.TEMPLATE, [self._end])] if cut else []
+        for message in messages:
+            source = Source.TOOL if message.role == "tool" else Source.USER
+            found.append((Source.TEMPLATE, [openings[message.role]]))
+            found.append((source, self.tokenizer.encode(message.text)))
+            found.append((Source.TEMPLATE, [self._end]))
+        return [*found, (Source.TEMPLATE, [self._call])]
 
 
 class ChatMLTemplate:
@@ -152,6 +191,29 @@ class ChatMLTemplate:
     def completion(self, text: str) -> list[int]:
         """Return the call's ids and the end token."""
         return [*self.tokenizer.encode(text), self._end]
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
+        """Return system turn (theirs, then instruction and signatures), messages, and the opening of the assistant's."""
+        first = [messages[0].text] if messages and messages[0].role == "system" else []
+        lines = [*first, *([instruction] if instruction else []), *(signature(t) for t in tools)]
+        system = [*self._system, *self.tokenizer.encode("\n".join(lines))]
+        source = Source.USER if first else Source.TEMPLATE
+        opened: list[Segment] = [(source, [self._start, *system, self._end, *self._newline])]
+        return opened + self._turns(messages[len(first) :])
+
+    def follow(self, messages: Sequence[Message], *, cut: bool) -> list[Segment]:
+        """Return further messages and the opening of the assistant's turn."""
+        closing = [self._end] if cut else []
+        return [(Source.TEMPLATE, [*closing, *self._newline]), *self._turns(messages)]
+
+    def _turns(self, messages: Sequence[Message]) -> list[Segment]:
+        found: list[Segment] = []
+        for message in messages:
+            source = Source.TOOL if message.role == "tool" else Source.USER
+            found.append((Source.TEMPLATE, [self._start, *self.tokenizer.encode(f"{message.role}\n")]))
+            found.append((source, self.tokenizer.encode(message.text)))
+            found.append((Source.TEMPLATE, [self._end, *self._newline]))
+        return [*found, (Source.TEMPLATE, [self._start, *self.tokenizer.encode("assistant\n")])]
 
 
 _SHORT = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}

@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from specs.errors import VerifierError
-from specs.verifiers import EnvironmentState, ExactAnswer, ToolCalls, ToolTrace, Verifier
+from specs.verifiers import EnvironmentState, ExactAnswer, ProcessVerifier, ToolCalls, ToolTrace, Verifier
 from tasks.protocols import VerifierRun
 
 
@@ -39,5 +39,9 @@ def build(name: str, spec: Verifier) -> VerifierRun:
             from tasks.evidence.verifiers.exact import ExactAnswerVerifier
 
             return ExactAnswerVerifier(name, spec)
+        case ProcessVerifier():
+            from tasks.evidence.verifiers import process
+
+            return process.ProcessVerifier(name, spec)
         case _:
             assert_never(spec)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from specs.records import Observation, Problem, Status, ToolCall, Trajectory, Turn
-from specs.verifiers import EnvironmentState, ExactAnswer, ToolCalls, ToolTrace, Verifier
+from specs.verifiers import EnvironmentState, ExactAnswer, ProcessVerifier, ToolCalls, ToolTrace, Verifier
 from tasks.evidence.verifiers import build
 
 
@@ -21,6 +21,10 @@ class Case:
 
 def self_test(name: str, spec: Verifier) -> list[str]:
     """Return what the verifier gets wrong, one sentence each; an empty list is a pass."""
+    if isinstance(spec, ProcessVerifier):
+        from tasks.evidence.verifiers.process import own_failures
+
+        return own_failures(name, spec)
     verifier = build(name, spec)
     failures: list[str] = []
     for case in cases(spec):
@@ -44,6 +48,8 @@ def cases(spec: Verifier) -> Iterator[Case]:
             yield from _call_cases(spec)
         case ExactAnswer():
             yield from _answer_cases()
+        case ProcessVerifier():
+            raise ValueError("a program brings its own cases: own_failures")
         case _:
             assert_never(spec)
     yield Case("infrastructure fault", episode(status="infrastructure"), {"state": {}, "answer": "", "calls": []}, None)

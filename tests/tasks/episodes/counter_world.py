@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from specs.agents import ToolLoop
+from specs.errors import DataError
 from specs.policy import BPETokenizer, ScratchPolicy
 from specs.records import Demonstration, Observation, Problem, ToolCall
 from tasks.episodes.agents import ToolLoopAgent
@@ -70,7 +71,12 @@ class CounterEnvironment:
         self.opened.append(CounterWorld(self.broken))
         return self.opened[-1]
 
-    def demonstrate(self, problem: Problem, seed: int, mistakes: float = 0.0) -> Demonstration:
+    def sibling(self, problem: Problem, seed: int) -> Problem:
+        raise DataError("no siblings here")
+
+    def demonstrate(
+        self, problem: Problem, seed: int, mistakes: float = 0.0, *, recovers: bool = True
+    ) -> Demonstration:
         return demonstration(problem)
 
 
@@ -108,6 +114,7 @@ def counter_policy(seed: int = 0, max_length: int = 96, heads: int = 4, kv_heads
 class ScriptedSampler:
     """Says given texts, one a turn; None is a completion that was cut."""
 
+    name = "script"
     policy_version = "script"
     max_length = 96
 

@@ -1,0 +1,164 @@
+"""Episodes of an agent of the user's own: one program per episode, all of them against one gateway.
+
+Programs run side by side; whatever they ask is answered by the one thread that runs here: requests of a short while
+are sampled together, calls of tools are carried out in order. A program that ends with another status than 0, or runs
+out of time, is a fault of the infrastructure with its evidence, unless it had been told that a limit was reached.
+"""
+
+import itertools
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from specs.errors import Interrupted
+from specs.records import Problem, Trajectory
+from tasks.boundary import Failure, boundary
+from tasks.episodes.agents import ExternalScaffold
+from tasks.episodes.asks import ChatAsk, DecodeAsk, EncodeAsk, IdsAsk, Refused, ToolAsk
+from tasks.episodes.conduct import Conduct
+from tasks.episodes.gateway import Gateway, Job
+from tasks.episodes.replies import Setting
+from tasks.protocols import Environment, Sampler, SampleRequest, SamplingSettings
+from tasks.tokens.template import Template
+
+_TICK = 0.01
+"""Seconds between looks at programs that ask nothing."""
+_WINDOW = 0.008
+"""Seconds without a further request after which those that wait are sampled together."""
+_LONGEST_WINDOW = 0.05
+
+
+def run_external(  # noqa: PLR0913 - as run_episodes
+    sampler: Sampler,
+    agent: ExternalScaffold,
+    template: Template,
+    environments: Mapping[str, Environment],
+    problems: Sequence[Problem],
+    *,
+    samples: int,
+    settings: SamplingSettings,
+    seed: int,
+    in_flight: int,
+    group_prefix: str = "",
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[Trajectory]:
+    """Return `samples` trajectories of each problem, in the order of the problems, samples together.
+
+    At most `in_flight` programs run at once. Interrupted where `stop` says so; every program has ended then.
+    """
+    setting = Setting(agent, template, settings, sampler.max_length, seed, group_prefix, sampler.name)
+    wanted = ((k * samples + i, p, i) for k, p in enumerate(problems) for i in range(samples))
+    total = len(problems) * samples
+    with Gateway(agent, template.tokenizer.size, settings.temperature) as gateway:
+        crowd = _Crowd(sampler, setting, environments, gateway)
+        try:
+            while len(crowd.finished) < total:
+                if stop is not None and stop():
+                    raise Interrupted(
+                        f"stopped after {len(crowd.finished)} of {total} episodes; run the same command to go on"
+                    )
+                crowd.fill(wanted, in_flight)
+                crowd.serve()
+                if crowd.reap() and progress is not None:
+                    progress(len(crowd.finished), total)
+        finally:
+            crowd.abandon()
+    return [crowd.finished[k] for k in range(total)]
+
+
+class _Crowd:
+    """The episodes that run."""
+
+    def __init__(
+        self, sampler: Sampler, setting: Setting, environments: Mapping[str, Environment], gateway: Gateway
+    ) -> None:
+        self._sampler, self._setting, self._environments, self._gateway = sampler, setting, environments, gateway
+        self._sessions = itertools.count(1 << 40)  # apart from those of episodes without a program
+        self._running: dict[int, Conduct] = {}
+        self.finished: dict[int, Trajectory] = {}
+
+    def fill(self, wanted: Iterator[tuple[int, Problem, int]], most: int) -> None:
+        """Start episodes until as many run as may."""
+        while len(self._running) < most:
+            found = next(wanted, None)
+            if found is None:
+                return
+            place, problem, sample = found
+            conduct = Conduct(problem, sample, self._environments[problem.environment], self._setting)
+            self._running[place] = conduct
+            conduct.start(self._gateway)
+
+    def serve(self) -> None:
+        """Answer what is asked: calls at once, samples together."""
+        waiting: list[Job] = []
+        began = last = time.monotonic()
+        while True:
+            alive = sum(c.alive for c in self._running.values())
+            if waiting and len(waiting) >= alive:
+                break
+            try:
+                job = self._gateway.jobs.get(timeout=_WINDOW if waiting else _TICK)
+            except queue.Empty:
+                if waiting and time.monotonic() - last < _WINDOW and time.monotonic() - began < _LONGEST_WINDOW:
+                    continue
+                break
+            last = time.monotonic()
+            if job.episode.closed:
+                job.refuse(Refused("the episode is over", 410, "over"))
+            elif isinstance(job.ask, ChatAsk | IdsAsk):
+                waiting.append(job)
+            else:
+                self._at_once(job)
+        if waiting:
+            self._sample(waiting)
+
+    def _at_once(self, job: Job) -> None:
+        conduct: Conduct = job.episode
+        match job.ask:
+            case ToolAsk():
+                answer = boundary("gateway", lambda: conduct.call(job.ask))  # type: ignore[arg-type]
+                if isinstance(answer, Failure):
+                    conduct.fail(str(answer))
+                    job.refuse(Refused(str(answer), 500, "environment"))
+                else:
+                    job.reply(answer, 403 if "error" in answer else 200)
+            case EncodeAsk(text=text, chat=chat):
+                ids = (
+                    conduct.replies.ids_of(chat)
+                    if chat is not None
+                    else self._setting.template.tokenizer.encode(text or "")
+                )
+                job.reply({"ids": ids, "count": len(ids)})
+            case DecodeAsk(ids=ids):
+                job.reply({"text": self._setting.template.tokenizer.decode(ids)})
+
+    def _sample(self, jobs: list[Job]) -> None:
+        """Sample for all that wait, each from its own ids and seed."""
+        asked: list[tuple[Job, SampleRequest]] = []
+        for job in jobs:
+            conduct: Conduct = job.episode
+            try:
+                asked.append((job, conduct.replies.request(job.ask, next(self._sessions))))  # type: ignore[arg-type]
+            except Refused as e:
+                job.refuse(e)
+        if not asked:
+            return
+        start = time.perf_counter()
+        completions = self._sampler.generate([r for _, r in asked])
+        seconds = time.perf_counter() - start
+        for (job, request), completion in zip(asked, completions, strict=True):
+            job.episode.took(seconds)
+            job.reply(job.episode.replies.take(job.ask, request.session, completion))
+
+    def reap(self) -> bool:
+        """Take up the episodes whose program has ended or is out of time; return whether there were any."""
+        ended = [place for place, c in self._running.items() if c.over()]
+        for place in ended:
+            self.finished[place] = self._running.pop(place).finish(self._gateway)
+        return bool(ended)
+
+    def abandon(self) -> None:
+        """End the programs of episodes that will not be finished."""
+        for conduct in self._running.values():
+            conduct.abandon(self._gateway)
