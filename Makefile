@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo smollm2 test test-all check fix bench clean help
+.PHONY: demo smollm2 vllm test test-all check fix bench clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 14
@@ -29,6 +29,19 @@ fix: .venv/dev        ## format and mend what lint can
 bench: .venv/dev .venv/smollm2      ## measurements; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench.all
 
+vllm: .venv-vllm/ready       ## the server of open models, in an environment of its own; then `--set run.sampler.kind=vllm`
+
+# vLLM and Prefect ask for fastapi versions that do not meet. What it would import of vision and audio is built for
+# another torch on a CPU. With a GPU: make vllm VLLM=vllm
+VLLM ?= -r requirements/vllm.txt
+.venv-vllm/ready: requirements/vllm.txt
+	test -x .venv-vllm/bin/python || $(PY) -m venv .venv-vllm || { rm -rf .venv-vllm; \
+	  $(PY) -m pip install -q --target .bootstrap virtualenv && \
+	  PYTHONPATH=.bootstrap $(PY) -m virtualenv -q .venv-vllm && rm -rf .bootstrap; }
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check $(VLLM)
+	$(if $(findstring requirements,$(VLLM)),.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec)
+	touch $@
+
 # A new environment; where the venv module is missing, virtualenv makes it.
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PY) -m venv .venv || { rm -rf .venv; \
@@ -49,4 +62,4 @@ bench: .venv/dev .venv/smollm2      ## measurements; writes docs/benchmarks.md
 	touch $@
 
 clean:           ## remove the environment and caches; runs and data stay
-	rm -rf .venv .bootstrap .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm .bootstrap .pytest_cache .ruff_cache .hypothesis .import_linter_cache

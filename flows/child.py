@@ -13,7 +13,6 @@ import logging
 import math
 import os
 import random
-import shutil
 import signal
 import sys
 import threading
@@ -27,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from flows.context import MetricSpool, NodeContext, Outcome
-from flows.durable import disk_error, fault_point, remove_temporaries, write_json
+from flows.durable import disk_error, fault_point, remove_dir, remove_temporaries, write_json, write_quick
 from flows.state import NodeReceipt, State, now
 from specs.errors import Interrupted, TutelageError
 
@@ -78,8 +77,7 @@ def run_body(
     """
     state, folder = State(Path(work.home)), work.folder
     out, checkpoints = folder / "out", folder / "ckpt"
-    if out.exists():
-        shutil.rmtree(out)
+    remove_dir(out)
     out.mkdir(parents=True)
     checkpoints.mkdir(exist_ok=True)
     for left in (folder, checkpoints):
@@ -101,14 +99,17 @@ def run_body(
         metrics=MetricSpool(folder / "metrics.jsonl"),
         stop=stop,
         progress=progress,
+        home=state.home,
+        say=note,
     )
     began, clock = now(), time.monotonic()
-    outcome = body(context)
-    fault_point("body_done")
+    with context.at_end:
+        outcome = body(context)
+    fault_point(f"body_done.{work.node}")
     if context.metrics.dropped:
         note(f"the disk did not take {context.metrics.dropped} metric lines; its curves have gaps")
     receipt = state.seal(_receipt(work, outcome, began, time.monotonic() - clock))
-    fault_point("sealed")
+    fault_point(f"sealed.{work.node}")
     state.drop_checkpoints(work.run_key)
     return receipt
 
@@ -214,8 +215,8 @@ class _Reporter:
         if clock - self._kept >= 1.0:
             self._kept = clock
             data = {"what": what, "share": share, "figures": figures, "total": figures.get("steps"), "at": now()}
-            with contextlib.suppress(OSError):
-                self._path.write_text(json.dumps(data), encoding="utf-8")
+            with contextlib.suppress(TutelageError):  # a full disk
+                write_quick(self._path, json.dumps(data))
 
 
 def die_with_parent() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -91,3 +92,9 @@ class NodeContext:
     """True when the body should save a checkpoint and raise `Interrupted`."""
     progress: Callable[[str, float | None, dict[str, float]], None]
     """(what, share done or None, figures to show); cheap, may be called every step."""
+    home: Path | None = None
+    """Home of the run, where servers are shared; None where there is none."""
+    say: Callable[[str], object] = lambda text: None
+    """Takes a sentence that belongs to this run and not to the node's result."""
+    at_end: ExitStack = field(default_factory=ExitStack)
+    """Closed when the body has ended: what the node holds is given up."""

@@ -1,16 +1,14 @@
-"""Prefect and MLflow as leased processes on loopback: shared by whoever uses them, ended when the last owner is gone.
+"""Prefect, MLflow and model servers as leased processes on loopback: shared by whoever uses them, ended when the last owner is gone.
 
 Each has a record `.tutelage/services/<name>.json`: process, port, url, owners, and whether `tutelage up` keeps it.
 The record is the lease; `flows.keeper` runs the server and ends it when no owner lives, so a killed driver leaves
-none behind. Servers listen on 127.0.0.1 only, without passwords.
+none behind. Servers listen on 127.0.0.1 only, without passwords. How a model server is used is in
+`flows.model_servers`.
 """
 
-import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
@@ -18,18 +16,28 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
-from flows.durable import write_json
+from flows.durable import move, remove_dir, write_json
 from flows.keeper import owned
 from flows.leases import Process, process_from, short_lock, this_process
 from specs.errors import ServiceError
+from tasks.processes import end, spawn
 
 HOST = "127.0.0.1"
 PORTS = {"prefect": 4200, "mlflow": 5000}
 """Ports of `tutelage up` where none is named; a run's own server takes any free one."""
+MODEL = "model-"
+"""How the names of model servers begin; each serves one architecture, with the weights that it was given last."""
 START_SECONDS = 120.0
 _STOP_SECONDS = 8.0
+
+
+Command = tuple[str, list[str], dict[str, str]]
+"""Module that is the server, its arguments, and its settings in the environment."""
+_KEEPER_ELSEWHERE = (
+    f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); from flows.keeper import main; main()"
+)
+"""The keeper in a Python that has other packages: it and what it imports need none."""
 
 
 @dataclass(slots=True)
@@ -129,18 +137,40 @@ def start(home: Path, name: str, *, port: int | None = None, keep: bool = False)
     with short_lock(home / "services" / "lock"):
         found = read(home, name)
         if found is None or not found.alive:
-            found = _launch(home, name, port if port is not None else _free_port(), keep=keep)
+            found = _launch(home, name, port if port is not None else free_port(), keep=keep)
         elif port is not None and found.port != port:
             raise ServiceError(
                 f"{name} runs already at {found.url}, asked for port {port}; run `tutelage down` first, or leave it out"
             )
         else:
-            found.owners = [o for o in found.owners if o.alive]
             found.kept = found.kept or keep
-            if not keep and all(o.pid != os.getpid() for o in found.owners):
-                found.owners.append(this_process())
-            _save(home, found)
+            own(home, found, None if keep else this_process())
     return Use(home, name, found.url, ours=True)
+
+
+def own(home: Path, found: Service, owner: Process | None) -> None:
+    """Make a process one of the owners of a server that runs. The caller holds the services' lock."""
+    found.owners = [o for o in found.owners if o.alive]
+    if owner is not None and all(o.pid != owner.pid for o in found.owners):
+        found.owners.append(owner)
+    _save(home, found)
+
+
+def end_model(home: Path, name: str) -> None:
+    """End a model server, or what is left of it, whoever owns it, and keep its log as `<name>.died.log`.
+
+    The caller holds the services' lock.
+    """
+    if (found := read(home, name)) is not None and found.process is not None:
+        end(found.process, grace=_STOP_SECONDS)
+    if (log := _log(home, name)).is_file():
+        move(log, log.with_name(f"{name}.died.log"))
+
+
+def release_models(home: Path) -> None:
+    """Give up every model server that this process owns; those without another owner are ended, in bounded time."""
+    for name in [s.name for s in records(home) if s.name.startswith(MODEL)]:
+        Use(home, name, "", ours=True).release()
 
 
 def down(home: Path, names: Collection[str] | None = None) -> list[str]:
@@ -168,7 +198,7 @@ def reconcile(home: Path) -> list[str]:
     with short_lock(home / "services" / "lock"):
         for found in list(records(home)):
             if not found.alive:
-                _record(home, found.name).unlink(missing_ok=True)
+                forget(home, found.name)
                 said.append(f"{found.name}: its server is gone, record removed")
             elif owned(_record(home, found.name)) is False:
                 _end(home, found)
@@ -204,7 +234,7 @@ def answers(url: str, name: str, *, timeout: float) -> bool:
             body = reply.read(64).strip()
     except (OSError, ValueError, HTTPException):
         return False
-    return body == (b"true" if name == "prefect" else b"OK")
+    return name.startswith(MODEL) or body == (b"true" if name == "prefect" else b"OK")
 
 
 def quiet_environment(home: Path) -> dict[str, str]:
@@ -237,13 +267,15 @@ def _save(home: Path, service: Service) -> None:
     write_json(_record(home, service.name), asdict(service))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens on now."""
     with socket.socket() as s:
         s.bind((HOST, 0))
         return int(s.getsockname()[1])
 
 
-def _check_port(name: str, port: int) -> None:
+def check_port(name: str, port: int) -> None:
+    """Raise ServiceError, naming who has it, where a port is taken."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -269,43 +301,50 @@ def _url(name: str, port: int) -> str:
 
 def _launch(home: Path, name: str, port: int, *, keep: bool) -> Service:
     if name != "worker":
-        _check_port(name, port)
-    module, arguments, settings = _COMMANDS[name](home, port)
+        check_port(name, port)
     service = Service(name, _url(name, port), port, None, [] if keep else [this_process()], keep)
+    launch(home, service, _COMMANDS[name](home, port))
+    return service
+
+
+def launch(
+    home: Path, service: Service, command: Command, *, python: str | None = None, without: Collection[str] = ()
+) -> None:
+    """Start a server, in another Python where one is named, and save its record. The caller holds the services' lock.
+
+    It inherits the environment but for what is `without`.
+    """
+    name, (module, arguments, settings) = service.name, command
     (home / name).mkdir(parents=True, exist_ok=True)
     _save(home, service)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
-    command = [sys.executable, "-m", "flows.keeper", str(_record(home, name)), module, *arguments]
+    kept = {k: v for k, v in os.environ.items() if k not in without}
+    environment = {k: v for k, v in kept.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
+    keeper = [sys.executable, "-m", "flows.keeper"] if python is None else [python, "-c", _KEEPER_ELSEWHERE]
+    keeping = [*keeper, str(_record(home, name)), module, *arguments]
     with _log(home, name).open("wb") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
+        child = spawn(
+            keeping,
             stdout=log,
             stderr=log,
             cwd=home / name,
             env={**environment, **quiet_environment(home), **settings},
-            start_new_session=True,
         )
     service.process = this_process(child.pid)
     _save(home, service)
-    return service
 
 
 def _end(home: Path, service: Service) -> None:
     """End a server by its pid, if it is still this very process, with all that it started; remove its record."""
-    if service.process is not None and service.alive:
-        _signal(service.process, signal.SIGTERM)
-        until = time.monotonic() + _STOP_SECONDS
-        while service.alive and time.monotonic() < until:
-            time.sleep(0.05)
-        _signal(service.process, signal.SIGKILL)
-    _record(home, service.name).unlink(missing_ok=True)
+    if service.process is not None:
+        end(service.process, grace=_STOP_SECONDS)
+    forget(home, service.name)
 
 
-def _signal(process: Process, number: int) -> None:
-    """Signal a server's session; after its leader is gone only what is left of that session gets it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+def forget(home: Path, name: str) -> None:
+    """Remove the record of a server that is gone, and the weights that only it read."""
+    _record(home, name).unlink(missing_ok=True)
+    if name.startswith(MODEL):
+        remove_dir(home / name)
 
 
 def _log_tail(home: Path, name: str, lines: int = 3) -> str:
@@ -354,7 +393,7 @@ def _mlflow_command(home: Path, port: int) -> tuple[str, list[str], dict[str, st
     )
 
 
-_COMMANDS: dict[str, Callable[[Path, int], tuple[str, list[str], dict[str, Any]]]] = {
+_COMMANDS: dict[str, Callable[[Path, int], Command]] = {
     "prefect": _prefect_command,
     "worker": _worker_command,
     "mlflow": _mlflow_command,

@@ -7,6 +7,37 @@ from pydantic import Field
 from specs.base import Count, Positive, Spec
 
 
+class LocalSampling(Spec):
+    """The policy is sampled in the process of the node that needs it."""
+
+    kind: Literal["local"] = "local"
+
+
+class VLLMSampling(Spec):
+    """The policy is sampled from a vLLM server, which gets every new version of its weights."""
+
+    kind: Literal["vllm"]
+    url: Annotated[str, Field(pattern=r"^http://[A-Za-z0-9.:\[\]-]+/?$")] | None = None
+    """A server that runs already and reads this machine's files; one is started on the loopback where left out."""
+    python: Annotated[str, Field(min_length=1)] = ".venv-vllm/bin/python"
+    """Interpreter with vLLM in it, which `make vllm` installs; a path from here, or from where tutelage is installed."""
+    server: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")] = "vllm.entrypoints.openai.api_server"
+    """Module that is the server; another one must speak the same HTTP API."""
+    arguments: list[str] = []
+    """More arguments of the server, such as `--tensor-parallel-size=2`."""
+    in_flight: Count = 64
+    """Requests that the server gets at once."""
+    cache_gb: Annotated[int, Field(ge=1, le=1024)] = 2
+    """Memory for keys and values, on a CPU."""
+    start_seconds: Positive = 600.0
+    """Longest wait until a started server answers."""
+    request_seconds: Positive = 900.0
+    """Longest wait for all completions of one turn."""
+
+
+Sampling = Annotated[LocalSampling | VLLMSampling, Field(discriminator="kind")]
+
+
 class Budget(Spec):
     """What an execution may spend."""
 
@@ -28,6 +59,10 @@ class Run(Spec):
     """Padded tokens that one forward pass holds."""
     rollout_batch: Count = 256
     """Episodes that the sampler keeps in flight."""
+    sampler: Sampling = LocalSampling()
+    """What generates. The same program means the same with any; single tokens differ."""
+    agent_processes: Annotated[int, Field(ge=1, le=256)] = 16
+    """Programs of an external agent that run at once."""
     checkpoint_seconds: Positive = 10.0
     """Least time between two checkpoints of a node."""
     max_memory_gb: Positive | None = None

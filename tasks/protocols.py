@@ -42,6 +42,11 @@ class Sampler(Protocol):
     """What generates. The same request gives the same ids whatever else is in the batch."""
 
     @property
+    def name(self) -> str:
+        """Return what generates, as trajectories record it."""
+        ...
+
+    @property
     def policy_version(self) -> str:
         """Return the digest-bearing name of the weights in use."""
         ...
@@ -121,8 +126,21 @@ class Environment(Protocol):
         """Return a fresh world in the problem's initial state."""
         ...
 
-    def demonstrate(self, problem: Problem, seed: int, mistakes: float = 0.0) -> Demonstration:
-        """Return the clerk's solution; with `mistakes` each decision goes wrong with that probability."""
+    def demonstrate(
+        self, problem: Problem, seed: int, mistakes: float = 0.0, *, recovers: bool = True
+    ) -> Demonstration:
+        """Return the clerk's solution, found in the world that `open(problem, seed)` opens.
+
+        With `mistakes` each decision goes wrong with that probability; without `recovers` the clerk gives up after
+        an injected tool error.
+        """
+        ...
+
+    def sibling(self, problem: Problem, seed: int) -> Problem:
+        """Return another training problem of the same type: other entities, other wording, of any split's problem.
+
+        DataError where there is none: the type is not its own, or the environment cannot make problems.
+        """
         ...
 
 

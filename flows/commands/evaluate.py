@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -143,12 +144,15 @@ def _context(kind: str, params: Json, asked: _Asked, inputs: dict[str, Path], fo
         metrics=MetricSpool(folder / "metrics.jsonl"),
         stop=lambda: False,
         progress=lambda what, share, figures: None,
+        home=find_home(),
+        say=lambda text: print(text, file=sys.stderr),
     )
 
 
 def _body(kind: str, node: NodeContext) -> Outcome:
     module, _, name = NODE_KINDS[kind].entry.partition(":")
-    return getattr(import_module(module), name)(node)
+    with node.at_end:
+        return getattr(import_module(module), name)(node)
 
 
 def _print(args: argparse.Namespace, folder: Path, outcome: Outcome) -> None:

@@ -1,24 +1,22 @@
 """What bodies of training nodes share: reading input folders, and building what rollouts need."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter
 
+from flows.conditions import pool_rows
 from flows.context import NodeContext
-from specs.agents import Agent
-from specs.environments import Environment as EnvironmentSpec
+from flows.work.reading import environments, problems
+from flows.work.serving import AnySampler, sampler_for
+from specs.agents import Agent, ExternalAgent
 from specs.errors import DataError, StateError
 from specs.policy import Policy
-from specs.records import Demonstration, Problem, demonstration_from, problem_from
+from specs.records import Problem, Trajectory
 from specs.reward import Reward
 from specs.run import Run
 from specs.verifiers import Verifier
 from tasks.episodes.agents import agent_for
-from tasks.episodes.environments import environment_for
-from tasks.episodes.local import LocalSampler
+from tasks.episodes.shards import read_shards
 from tasks.evidence.verifiers import verifier_for
 from tasks.learning.checkpoints import Checkpointer
 from tasks.learning.learner import Learner
@@ -26,7 +24,6 @@ from tasks.learning.rows import TrainingRow
 from tasks.loops.collect import Arena
 from tasks.loops.fit import Hooks
 from tasks.policy.store import LoadedPolicy, Precision, load_policy, save_policy
-from tasks.protocols import Environment
 
 _CHECKED_ROWS = 8
 """Rows on which a saved policy must give the logprobs of the one that was trained."""
@@ -54,38 +51,56 @@ def start_policy(node: NodeContext) -> LoadedPolicy:
     return load_policy(node.inputs["policy"] / "policy", device=device(node))
 
 
-def dropped_ids(node: NodeContext, name: str) -> set[str]:
-    """Return the ids of a data set that must not train, because an evaluation set holds the like."""
-    if "apart" not in node.inputs:
-        return set()
-    path = node.inputs["apart"] / "apart.json"
-    return set(_read_json(path)["dropped"].get(name, []))
+def filled(node: NodeContext) -> list[str]:
+    """Return the data sets of the stage that hold something; only a pool of a round may be empty."""
+    pools: list[str] = node.params.get("of_round", [])
+    return [name for name in node.params["data"] or () if name not in pools or pool_rows(node.inputs[f"data.{name}"])]
 
 
-def records(node: NodeContext, name: str) -> Iterator[Demonstration | Problem]:
-    """Yield what a data set holds, without what `data.apart` dropped."""
-    path = node.inputs[f"data.{name}"] / "records.jsonl"
-    dropped = dropped_ids(node, name)
-    with path.open(encoding="utf-8") as f:
-        for number, line in enumerate(f, 1):
-            try:
-                data = json.loads(line)
-                record = demonstration_from(data) if "turns" in data else problem_from(data)
-            except (ValueError, KeyError, TypeError) as e:
-                raise DataError(f"{path}:{number}: found a record that cannot be read ({e}); make the data anew") from e
-            problem = record.problem if isinstance(record, Demonstration) else record
-            if problem.id not in dropped:
-                yield record
+def empty_notes(node: NodeContext) -> list[str]:
+    """Return a sentence for each pool that is empty: its share goes to the others."""
+    left = filled(node)
+    return [
+        f"pool {name} is empty: its share goes to {', '.join(left)}"
+        for name in node.params["data"] or ()
+        if name not in left
+    ]
+
+
+def pool_trajectories(node: NodeContext, name: str, policy: LoadedPolicy) -> list[Trajectory]:
+    """Return the trajectories of a pool, whose tokens train as they are. DataError for one that must not train."""
+    folder = node.inputs[f"data.{name}"] / "trajectories"
+    if not folder.is_dir():
+        return []
+    found = list(read_shards(folder))
+    for trajectory in found:
+        if trajectory.success is not True or trajectory.status != "finished":
+            raise DataError(
+                f"data {name!r}: trajectory {trajectory.id} did not succeed (success {trajectory.success}, "
+                f"{trajectory.status}); only verified trajectories are examples. Run the round again"
+            )
+        _check_tokens(name, trajectory, policy)
+    return found
+
+
+def _check_tokens(name: str, trajectory: Trajectory, policy: LoadedPolicy) -> None:
+    tokenizer, stops = policy.template.tokenizer, policy.template.stop_ids
+    for number, turn in enumerate(trajectory.turns, 1):
+        ids = trajectory.ids[turn.start : turn.end]
+        if turn.finish == "length" or (turn.start == turn.end and not turn.text):
+            continue  # cut, or a call that an agent of one's own made without a reply
+        if not ids or ids[-1] not in stops or tokenizer.decode(ids[:-1]) != turn.text:
+            raise DataError(
+                f"data {name!r}: the tokens of trajectory {trajectory.id}, turn {number}, do not say what it says; they "
+                "are of another tokenizer or template than the policy's. Run the round again"
+            )
 
 
 def problem_sets(node: NodeContext) -> dict[str, list[Problem]]:
-    """Return the problems of each data set of the stage; of demonstrations, what they solve."""
-    sets = {
-        name: [r.problem if isinstance(r, Demonstration) else r for r in records(node, name)]
-        for name in node.params["data"]
-    }
-    for name, problems in sets.items():
-        if not problems:
+    """Return the problems of each data set of the stage that holds some; of demonstrations, what they solve."""
+    sets = {name: problems(node, name) for name in filled(node)}
+    for name, found in sets.items():
+        if not found:
             raise DataError(f"data {name!r}: no problem is left for {node.id}; see the data nodes and data.apart")
     return sets
 
@@ -93,21 +108,14 @@ def problem_sets(node: NodeContext) -> dict[str, list[Problem]]:
 def weights(node: NodeContext) -> dict[str, float] | None:
     """Return the weights of the data sets; None where none are given."""
     given: dict[str, float | None] = node.params["data"]
-    found = {name: w for name, w in given.items() if w is not None}
+    found = {name: w for name in filled(node) if (w := given[name]) is not None}
     return found or None
-
-
-def environments(node: NodeContext) -> dict[str, Environment]:
-    """Return the environments that the stage uses."""
-    adapter: TypeAdapter[EnvironmentSpec] = TypeAdapter(EnvironmentSpec)
-    return {
-        name: environment_for(name, adapter.validate_python(spec)) for name, spec in node.params["environments"].items()
-    }
 
 
 def agent_spec(node: NodeContext) -> Agent:
     """Return the agent's spec."""
-    return Agent.model_validate(node.params["agent"])
+    agent: TypeAdapter[Agent] = TypeAdapter(Agent)
+    return agent.validate_python(node.params["agent"])
 
 
 def policy_spec(node: NodeContext) -> Policy:
@@ -122,10 +130,10 @@ def precision(node: NodeContext, field: Literal["precision", "sampler_precision"
     return found
 
 
-def arena(node: NodeContext, policy: LoadedPolicy) -> tuple[Arena, LocalSampler]:
+def arena(node: NodeContext, policy: LoadedPolicy) -> tuple[Arena, AnySampler]:
     """Return what rollouts need, and its sampler. VerifierError where a verifier fails its own self-test."""
     agent = agent_spec(node)
-    sampler = LocalSampler(policy, f"{node.id}/start/{policy.digest[:12]}", precision(node, "sampler_precision"))
+    sampler = sampler_for(node, policy, precision(node, "sampler_precision"))
     adapter: TypeAdapter[Verifier] = TypeAdapter(Verifier)
     specs = {name: adapter.validate_python(spec) for name, spec in node.params["verifiers"].items()}
     made = Arena(
@@ -136,9 +144,14 @@ def arena(node: NodeContext, policy: LoadedPolicy) -> tuple[Arena, LocalSampler]
         verifiers={name: verifier_for(name, spec) for name, spec in specs.items()},
         reward=Reward.model_validate(node.params["reward"]),
         max_new_tokens=agent.max_new_tokens,
-        in_flight=execution(node).rollout_batch,
+        in_flight=_in_flight(agent, execution(node)),
     )
     return made, sampler
+
+
+def _in_flight(agent: Agent, run: Run) -> int:
+    """Return how many episodes run at once; those of an agent of one's own are a process each."""
+    return min(run.rollout_batch, run.agent_processes) if isinstance(agent, ExternalAgent) else run.rollout_batch
 
 
 def precision_notes(node: NodeContext) -> list[str]:
@@ -181,10 +194,3 @@ def save_result(node: NodeContext, policy: LoadedPolicy, learner: Learner, rows:
             f"one's, expected at most {_EXPORT_TOLERANCE:g}; it was not handed on. Run the node again"
         )
     return digest
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise StateError(f"{path}: cannot be read ({e}); run the node that makes it again") from e

@@ -23,6 +23,10 @@ _DROP_FROM = 0.65
 """Finished sequences leave the batch when at most this share of it goes on."""
 _ROUND = 16
 """Cache lengths are rounded up to this."""
+_PADDING = 512
+"""Most padding tokens of one encoding of prompts: about what another forward pass costs."""
+_ENCODED = 16384
+"""Most tokens, padding included, of one encoding of prompts."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,9 @@ class _Row:
 
 class LocalSampler:
     """Samples from a model in this process. Not for several threads at once."""
+
+    name = "local"
+    """What generates, as trajectories record it."""
 
     def __init__(self, policy: LoadedPolicy, version: str, precision: Precision = "fp32") -> None:
         self._precision: Precision = precision
@@ -155,17 +162,20 @@ class LocalSampler:
             sessions = [self._sessions[requests[i].session] for i in known]
             used = max(len(s.ids) for s in sessions)
             caches.append((self._cache, torch.tensor([s.row for s in sessions]), used))
-        if fresh:
-            first = {tuple(requests[i].ids): None for i in fresh}
-            place = {ids: k for k, ids in enumerate(first)}
-            cache, hidden = self._encode_prompts(list(first))
-            back = torch.tensor([place[tuple(requests[i].ids)] for i in fresh])
+        order = list(known)
+        askers: dict[tuple[int, ...], list[int]] = {}
+        for i in fresh:
+            askers.setdefault(tuple(requests[i].ids), []).append(i)
+        for prompts in _like_lengths(list(askers)):
+            cache, hidden = self._encode_prompts(prompts)
+            back = torch.tensor([k for k, ids in enumerate(prompts) for _ in askers[ids]])
+            order += [i for ids in prompts for i in askers[ids]]
             caches.append((cache, back, cache.length))
             states.append(hidden[back])
         self._cache = KVCache.gather(caches, length)
         if known:
             states.insert(0, self._extend([requests[i] for i in known]))
-        return [*known, *fresh], torch.cat(states)
+        return order, torch.cat(states)
 
     def _encode_prompts(self, prompts: list[tuple[int, ...]]) -> tuple[KVCache, Tensor]:
         width = max(map(len, prompts))
@@ -240,3 +250,16 @@ class LocalSampler:
             row.going = row.finish != "stop" and len(row.logprobs) < row.limit
             alive += row.going
         return alive
+
+
+def _like_lengths(prompts: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Return the prompts in batches of like length, the longest first."""
+    batches: list[list[tuple[int, ...]]] = []
+    width = padding = 0
+    for prompt in sorted(prompts, key=len, reverse=True):
+        padding += width - len(prompt)
+        if not batches or padding > _PADDING or width * (len(batches[-1]) + 1) > _ENCODED:
+            batches.append([])
+            width, padding = len(prompt), 0
+        batches[-1].append(prompt)
+    return batches

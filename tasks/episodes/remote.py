@@ -8,12 +8,16 @@ from typing import Any
 import httpx
 
 from specs.errors import ProgramError, RolloutError, ServiceError
+from tasks.boundary import foreign, reason_of
 from tasks.episodes.wire import completion_from, request_to
 from tasks.protocols import Completion, SampleRequest
 
 
 class HTTPSampler:
     """Asks a sampler server. ServiceError where it cannot be reached, RolloutError where it refuses a request."""
+
+    name = "sampler server"
+    """What generates, as trajectories record it."""
 
     def __init__(self, url: str, tokenizer_digest: str, *, timeout: float = 600.0) -> None:
         self._url = url.rstrip("/")
@@ -59,12 +63,8 @@ class HTTPSampler:
         self._client.close()
 
     def _ask(self, method: str, path: str, content: bytes | None = None) -> dict[str, Any]:
-        try:
+        with foreign(self._url, lambda e: f"no sampler answers ({reason_of(e)}); start it, or wait until it is ready"):
             reply = self._client.request(method, self._url + path, content=content)
-        except httpx.HTTPError as e:
-            raise ServiceError(
-                f"{self._url}: no sampler answers ({type(e).__name__}: {e}); start it, or wait until it is ready"
-            ) from e
         try:
             data = reply.json()
         except ValueError as e:
