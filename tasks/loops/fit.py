@@ -36,6 +36,8 @@ class Hooks:
     """True where the loop should save and raise Interrupted."""
     checkpointer: Checkpointer | None = None
     checkpoint_seconds: float = 10.0
+    before_step: Callable[[Sequence[int]], None] = lambda rows: None
+    """Sees which rows a step trains on, before it; for what depends on the weights of that moment."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class FitReport:
     seconds: float
     """Of this attempt."""
     notes: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Figures of the loss, as means of the last tenth of the steps."""
 
 
 @dataclass(slots=True)
@@ -62,15 +66,17 @@ class _Progress:
     tokens: int = 0
     trained: int = 0
     losses: list[float] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
 
     def take(self, report: StepReport) -> None:
         self.step += 1
         self.tokens += report.tokens
         self.trained += report.trained_tokens
         self.losses.append(report.loss)
+        self.metrics.append(report.metrics)
 
     def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "tokens": self.tokens, "trained": self.trained, "losses": self.losses}
+        return {name: getattr(self, name) for name in ("step", "tokens", "trained", "losses", "metrics")}
 
 
 def fit_supervised(
@@ -97,13 +103,15 @@ def fit_supervised(
         if hooks.stop():
             _save(learner, done, hooks, pace)
             raise Interrupted(f"stopped after step {done.step} of {len(plan)}; the same command goes on from there")
+        hooks.before_step(plan[done.step])
         report = learner.step([rows[i] for i in plan[done.step]], loss, aggregation)
         done.take(report)
         speed = (done.tokens - tokens_before) / max(1e-9, time.monotonic() - began)
         _tell(hooks, done, report, speed, len(plan))
         if pace.due() and done.step < len(plan):
             _save(learner, done, hooks, pace)
-    tail = done.losses[-max(1, len(done.losses) // 10) :]
+    last = max(1, len(done.losses) // 10)
+    tail = done.losses[-last:]
     return FitReport(
         steps=done.step,
         updates=learner.updates,
@@ -113,7 +121,13 @@ def fit_supervised(
         last_loss=sum(tail) / len(tail),
         seconds=time.monotonic() - began,
         notes=notes,
+        metrics=_means(done.metrics[-last:]),
     )
+
+
+def _means(lines: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for line in lines for name in line)
+    return {n: sum(line[n] for line in lines if n in line) / sum(n in line for line in lines) for n in names}
 
 
 def _resume(learner: Learner, done: _Progress, hooks: Hooks) -> list[str]:
@@ -133,6 +147,7 @@ def _resume(learner: Learner, done: _Progress, hooks: Hooks) -> list[str]:
         saved["trained"],
         saved["losses"],
     )
+    done.metrics = saved.get("metrics", [])
     hooks.resume_metrics(done.step)
     # to the log and not to the notes: a resumed node seals the receipt of an undisturbed one
     _log.info("went on from step %d", found.step)
@@ -155,6 +170,7 @@ def _tell(hooks: Hooks, done: _Progress, report: StepReport, speed: float, steps
         "grad_norm": report.grad_norm,
         "entropy": report.metrics.get("entropy", 0.0),
         "tokens_per_second": speed,
+        **{name: value for name, value in report.metrics.items() if name != "entropy"},
     }
     hooks.metrics(done.step, **values)
     hooks.progress("training", done.step / steps, {"loss": report.loss, "tokens_per_second": speed})

@@ -1,10 +1,11 @@
 """Rejection sampling: which of the policy's own trajectories become examples, and why the others do not."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specs.algorithms import RFT
+from specs.algorithms import RFT, RewardWeighted
 from specs.errors import TrainingError
 from specs.records import Trajectory
 from tasks.episodes.shards import tool_errors
@@ -17,7 +18,7 @@ class Selection:
     ids: list[str]
     dropped: dict[str, int] = field(default_factory=dict)
     """Reason -> trajectories: `infrastructure, invalid, truncated, below_threshold, unfinished, outside_band,
-    tool_errors, repeated, beyond_top_k`."""
+    tool_errors, repeated, beyond_top_k, no_success`."""
     problems: int = 0
     positive_problems: int = 0
     pass_rates: dict[str, float] = field(default_factory=dict)
@@ -66,23 +67,56 @@ def select(trajectories: Sequence[Trajectory], spec: RFT) -> Selection:
     return chosen
 
 
-def require_positives(selection: Selection, spec: RFT, stage: str) -> None:
+def select_weighted(trajectories: Sequence[Trajectory], spec: RewardWeighted) -> Selection:
+    """Return the trajectories that train by the weight of their reward: all that are valid and not cut.
+
+    Of problems that no trajectory solved none, as far as `require_success` says so: the best of failures is no example.
+    """
+    chosen = Selection(ids=[])
+    by_problem: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        reason = _unusable(trajectory)
+        if reason:
+            _drop(chosen, reason)
+        else:
+            by_problem.setdefault(trajectory.problem_id, []).append(trajectory)
+    chosen.problems = len({t.problem_id for t in trajectories})
+    kept: set[str] = set()
+    for problem_id, members in by_problem.items():
+        solved = sum(bool(t.success) and t.status == "finished" for t in members)
+        chosen.pass_rates[problem_id] = solved / len(members)
+        chosen.positive_problems += solved > 0
+        whole = [t for t in members if t.status != "truncated"]
+        _drop(chosen, "truncated", len(members) - len(whole))
+        if spec.require_success and not solved:
+            _drop(chosen, "no_success", len(whole))
+        else:
+            kept |= {t.id for t in whole}
+    chosen.ids = [t.id for t in trajectories if t.id in kept]
+    return chosen
+
+
+def require_positives(selection: Selection, spec: RFT | RewardWeighted, stage: str) -> None:
     """Raise TrainingError, with the ways out, where nothing is left to train on."""
     if selection.ids:
         return
     reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(selection.dropped.items())) or "nothing was drawn"
+    lower = (
+        f"lower threshold (now {spec.threshold}) and band (now {list(spec.band)})"
+        if isinstance(spec, RFT)
+        else "switch require_success off, knowing that the best of failures then trains"
+    )
     raise TrainingError(
         f"stage {stage}: no trajectory is left to train on ({reasons}; {selection.positive_problems} of "
         f"{selection.problems} problems were solved at all). Ways out: train on demonstrations first (sft), draw more "
-        f"samples (now {spec.samples}), choose easier problems, or lower threshold (now {spec.threshold}) and band "
-        f"(now {list(spec.band)})"
+        f"samples (now {spec.samples}), choose easier problems, or {lower}"
     )
 
 
 def _unusable(trajectory: Trajectory) -> str | None:
     if trajectory.status == "infrastructure":
         return "infrastructure"
-    if trajectory.success is None or trajectory.reward is None:
+    if trajectory.success is None or trajectory.reward is None or not math.isfinite(trajectory.reward):
         return "invalid"
     return None
 

@@ -1,9 +1,11 @@
+import math
+
 import pytest
 
-from specs.algorithms import RFT
+from specs.algorithms import RFT, RewardWeighted
 from specs.errors import TrainingError
 from specs.records import Observation, Status, ToolCall, Turn
-from tasks.loops.selection import require_positives, select
+from tasks.loops.selection import require_positives, select, select_weighted
 from tests.tasks.learning.test_rows import A, U, trajectory
 
 EXAMPLE = [
@@ -44,6 +46,21 @@ def test_what_was_cut_never_counts_as_an_answer():
     ]
     chosen = select(made, RFT(type="rft"))
     assert (chosen.ids, chosen.dropped, chosen.pass_rates) == (["c"], {"truncated": 3}, {"p": 0.25})
+
+
+def test_by_weight_all_of_solved_problems_train_and_none_of_the_others():
+    made = [
+        drawn("p", "a", 1.0), drawn("p", "b", 0.0), drawn("p", "c", 1.0, status="truncated"), drawn("q", "d", 0.0),
+        drawn("q", "e", math.nan), drawn("r", "f", None),
+    ]  # fmt: skip
+    chosen = select_weighted(made, RewardWeighted(type="reward_weighted"))
+    assert (chosen.ids, chosen.positive_rate) == (["a", "b"], pytest.approx(1 / 3))
+    assert chosen.dropped == {"truncated": 1, "no_success": 1, "invalid": 2}
+    every = RewardWeighted(type="reward_weighted", require_success=False)
+    assert select_weighted(made, every).ids == ["a", "b", "d"]
+    strict = RewardWeighted(type="reward_weighted")
+    with pytest.raises(TrainingError, match=r"1 no_success.*require_success off"):
+        require_positives(select_weighted([drawn("q", "d", 0.0)], strict), strict, "weigh")
 
 
 def test_what_did_not_finish_is_no_example():
