@@ -1,4 +1,4 @@
-"""Bodies of policy-gradient nodes: the preflight and GRPO itself; `choosing` stands between them."""
+"""Bodies of policy-gradient nodes: the preflight and the stage itself; `choosing` stands between them."""
 
 from functools import partial
 from typing import Any
@@ -6,22 +6,24 @@ from typing import Any
 from flows.context import NodeContext, Outcome
 from flows.work import inputs
 from flows.work.choosing import read_json
-from specs.algorithms import GRPO
+from flows.work.serving import AnySampler
 from specs.errors import StateError
+from specs.policy_gradient import PolicyGradientAlgorithm, ValueBased, policy_gradient_from
 from specs.records import Trajectory
 from specs.stages import Needs, Preflight
-from tasks.episodes.local import LocalSampler
 from tasks.episodes.seeds import derive
 from tasks.episodes.shards import write_shards
 from tasks.files import write_json
 from tasks.judging.needs import unmet
 from tasks.learning.checkpoints import tensor_digest
+from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
-from tasks.loops.collect import Draw, collect
-from tasks.loops.on_policy import OnPolicy, OnPolicyReport, train_grpo
+from tasks.loops.collect import Draw, collect, drift_notes
+from tasks.loops.on_policy import OnPolicy, OnPolicyReport, train_policy_gradient
 from tasks.loops.order import ProblemOrder
 from tasks.loops.preflight import measure, review_sample
 from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.updates import policy_updates
 from tasks.policy.llama import Llama
 
 _LAST_STEPS = 5
@@ -30,7 +32,7 @@ _LAST_STEPS = 5
 
 def preflight(node: NodeContext) -> Outcome:
     """Roll out before the stage and measure whether it can learn; writes `preflight.json` and `review/`."""
-    spec = GRPO.model_validate(node.params["algorithm"])
+    spec = policy_gradient_from(node.params["algorithm"])
     asked = Preflight.model_validate(node.params["preflight"])
     arena, _ = inputs.arena(node, inputs.start_policy(node))
     order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
@@ -41,14 +43,15 @@ def preflight(node: NodeContext) -> Outcome:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
 
     found = collect(arena, order.draw(asked.problems), draw, stop=node.stop, store=store, progress=tell)
-    figures = measure(found.trajectories)
+    figures = measure(found.trajectories, spec)
     missing = unmet(Needs.model_validate(node.params["needs"]), figures)
     best, worst = review_sample(found.trajectories)
     write_shards(node.out / "review" / "best", best)
     write_shards(node.out / "review" / "worst", worst)
     write_json(node.out / "preflight.json", figures | {"unmet": missing})
     shown = ("success", "positive_problem_rate", "mixed_group_rate", "truncated", "tool_success")
-    notes = [f"not met: {sentence}" for sentence in missing]
+    notes = inputs.empty_notes(node)
+    notes += [f"not met: {sentence}" for sentence in missing]
     if asked.problems > order.size:
         notes.append(f"preflight.problems is {asked.problems}, but there are only {order.size}; all were used")
     return Outcome(
@@ -58,16 +61,16 @@ def preflight(node: NodeContext) -> Outcome:
     )
 
 
-def grpo(node: NodeContext) -> Outcome:
-    """Train by GRPO; writes `policy/`, `curve.json` and, where they are kept, `trajectories/`."""
+def train(node: NodeContext) -> Outcome:
+    """Train by a policy gradient; writes `policy/`, `curve.json` and, where they are kept, `trajectories/`."""
     if not read_json(node, "decision", "decision.json")["go"]:
         raise StateError(f"{node.id}: its preflight did not say go, so it should not have been started")
-    spec = GRPO.model_validate(node.params["algorithm"])
+    spec = policy_gradient_from(node.params["algorithm"])
     run, policy = inputs.execution(node), inputs.start_policy(node)
     learner = Learner(
         policy.model,
         spec.optimizer,
-        spec.steps * spec.updates_per_batch,
+        policy_updates(spec),
         precision=inputs.precision(node, "precision"),
         micro_batch_tokens=run.micro_batch_tokens,
         device=inputs.device(node),
@@ -81,17 +84,33 @@ def grpo(node: NodeContext) -> Outcome:
         max_length=policy.config.max_length,
         load_weights=partial(_load_weights, sampler, policy.model, node.id),
         reference=inputs.start_policy(node).model if spec.kl_coef > 0 else None,
+        critic=_critic(node, spec),
         keep=keeper.keep,
         before_save=keeper.flush,
     )
-    report = train_grpo(learner, arena, stage, inputs.hooks(node))
+    report = train_policy_gradient(learner, arena, stage, inputs.hooks(node))
     inputs.save_result(node, policy, learner, report.probe)
-    write_shards(node.out / "trajectories", keeper.all(spec.steps))
+    kept = keeper.all(spec.steps)
+    write_shards(node.out / "trajectories", kept)
     write_json(node.out / "curve.json", _curve(report))
     return Outcome(
         metrics=_metrics(report),
         cost=_cost(report, learner),
-        notes=[*inputs.precision_notes(node), *_notes(report, spec)],
+        notes=[*inputs.precision_notes(node), *inputs.empty_notes(node), *_notes(report, spec), *drift_notes(kept)],
+    )
+
+
+def _critic(node: NodeContext, spec: PolicyGradientAlgorithm) -> CriticLearner | None:
+    """Return the critic, a copy of the policy the stage starts from, where the algorithm has one."""
+    if not isinstance(spec, ValueBased):
+        return None
+    return CriticLearner(
+        inputs.start_policy(node).model,
+        spec.critic,
+        spec.steps,
+        precision=inputs.precision(node, "precision"),
+        micro_batch_tokens=inputs.execution(node).micro_batch_tokens,
+        device=inputs.device(node),
     )
 
 
@@ -124,7 +143,7 @@ class _Keeper:
         return found
 
 
-def _load_weights(sampler: LocalSampler, model: Llama, node_id: str, step: int) -> None:
+def _load_weights(sampler: AnySampler, model: Llama, node_id: str, step: int) -> None:
     digest = tensor_digest(dict(model.named_parameters()))
     sampler.load_weights(model, f"{node_id}/{step}/{digest[:12]}")
 
@@ -153,11 +172,11 @@ def _cost(report: OnPolicyReport, learner: Learner) -> dict[str, float]:
     }
 
 
-def _notes(report: OnPolicyReport, spec: GRPO) -> list[str]:
+def _notes(report: OnPolicyReport, spec: PolicyGradientAlgorithm) -> list[str]:
     notes = list(report.notes)
     if report.skipped_steps:
         notes.append(
-            f"{report.skipped_steps} of {spec.steps} steps made no update: no group varied, or what varied was left out"
+            f"{report.skipped_steps} of {spec.steps} steps made no update: there was nothing to compare, or what there was was left out"
         )
     alike = sum(line["identical_groups"] for line in report.curve) / len(report.curve)
     if alike > 0:

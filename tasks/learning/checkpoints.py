@@ -14,7 +14,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specs.errors import StateError
-from tasks.files import disk_error, list_tree, remove_temporaries, replace_dir, sha256_file, temporary, write_json
+from tasks.files import (
+    disk_error,
+    list_tree,
+    move,
+    remove_dir,
+    remove_temporaries,
+    replace_dir,
+    sha256_file,
+    temporary,
+    write_json,
+)
 
 KEEP = 2
 """Checkpoints that stay: the newest and the one before it."""
@@ -92,7 +102,7 @@ class Checkpointer:
     def remove(self) -> None:
         """Remove this identity's checkpoints: the stage is finished."""
         for path in self._own():
-            shutil.rmtree(path)
+            remove_dir(path)
 
     def _own(self) -> list[Path]:
         """Return this identity's checkpoints, newest first; one whose manifest cannot be read counts as own."""
@@ -107,8 +117,8 @@ class Checkpointer:
 
     def _set_aside(self, path: Path, problem: str) -> None:
         target = path.with_name(f"damaged-{path.name}")
-        shutil.rmtree(target, ignore_errors=True)
-        path.rename(target)
+        remove_dir(target)
+        move(path, target)
         self.damaged.append(f"checkpoint {path.name} is damaged ({problem}) and was set aside as {target.name}")
 
     def _retire(self, newest: Path) -> None:
@@ -118,7 +128,7 @@ class Checkpointer:
             self._set_aside(newest, problem)
             raise StateError(f"{newest}: what was just written cannot be read back ({problem}); look at the disk")
         for path in self._own()[KEEP:]:
-            shutil.rmtree(path)
+            remove_dir(path)
 
 
 class Pace:

@@ -15,15 +15,18 @@ CHUNK = 256
 """Tokens whose logits exist at a time beyond that."""
 
 
-def selected_logprobs(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return fp32 logprobs of the targets and the entropies (nats, constant) of their distributions."""
+def selected_logprobs(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return fp32 logprobs of the targets and the entropies (nats) of their distributions, constant unless asked."""
     if weight_VD.shape[0] <= SMALL_VOCABULARY:
         with torch.autocast(hidden_ND.device.type, enabled=False):
             logprobs_NV = functional.linear(hidden_ND.float(), weight_VD.float()).log_softmax(-1)
-        entropy_N = -(logprobs_NV.detach().exp() * logprobs_NV.detach()).sum(-1)
+        whole_NV = logprobs_NV if entropy_gradient else logprobs_NV.detach()
+        entropy_N = -(whole_NV.exp() * whole_NV).sum(-1)
         return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_ND, weight_VD, targets_N)
-    return logprobs_N, entropy_N
+    return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
 
 def _arithmetic(hidden: Tensor) -> torch.dtype:
@@ -48,22 +51,29 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logprobs_N[part] = logits.gather(1, targets_N[part, None])[:, 0] - norm
             probabilities = (logits - norm[:, None]).exp_()
             entropy_N[part] = norm - probabilities.mul_(logits).sum(-1)
-        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, norm_N)
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, norm_N, entropy_N)
         ctx.dtype = dtype
-        ctx.mark_non_differentiable(entropy_N)
+        ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        hidden_ND, weight_VD, targets_N, norm_N = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, Tensor, None]:
+        hidden_ND, weight_VD, targets_N, norm_N, entropy_N = ctx.saved_tensors
+        to_logprobs, to_entropy = gradients
+        if to_logprobs is None:  # the loss reads the entropies alone
+            to_logprobs = torch.zeros_like(norm_N)
         weight = weight_VD.to(ctx.dtype)
         to_hidden = torch.empty_like(hidden_ND)
         to_weight = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
         for i in range(0, len(targets_N), CHUNK):
             part = slice(i, i + CHUNK)
-            states, outer = hidden_ND[part].to(ctx.dtype), gradients[0][part, None].float()
-            logits = (states @ weight.t()).float()
-            slope = logits.sub_(norm_N[part, None]).exp_().mul_(-outer)
+            states, outer = hidden_ND[part].to(ctx.dtype), to_logprobs[part, None].float()
+            logprobs = (states @ weight.t()).float().sub_(norm_N[part, None])
+            if to_entropy is None:
+                slope = logprobs.exp_().mul_(-outer)
+            else:  # dH/dz = -p (log p + H)
+                by_entropy = (logprobs + entropy_N[part, None]).mul_(to_entropy[part, None].float())
+                slope = logprobs.exp_().mul_(-outer - by_entropy)
             slope.scatter_add_(1, targets_N[part, None], outer)
             slope = slope.to(ctx.dtype)
             to_hidden[part] = (slope @ weight).to(to_hidden.dtype)

@@ -21,7 +21,11 @@ from tasks.learning.rows import TrainingRow
 from tasks.policy.llama import Llama
 from tasks.tensors import Batch, Loss, token_weights
 
-Aggregation = Literal["token", "sequence"]
+Aggregation = Literal["token", "sequence", "sequence_sum", "turn", "absolute_token"]
+"""Mean over tokens; over rows of their mean, or of their sum; over turns of their mean; over tokens, the rows' own
+weights taken as they are."""
+Mean = Aggregation | int
+"""How tokens become one number; a number of tokens is a fixed budget that each row is divided by."""
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class Learner:
         self._device = torch.device(device)
         self._bf16 = precision == "bf16"
         self._tokens = micro_batch_tokens
+        self._entropy_gradient = False
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._parameters = [p for _, p in named]
         self._optimizers = optimizers_for(optimizer, named)
@@ -73,15 +78,17 @@ class Learner:
         self,
         rows: Sequence[TrainingRow],
         loss: Loss,
-        aggregation: Aggregation = "token",
+        aggregation: Mean = "token",
         *,
         guard: Guard | None = None,
         keep_logprobs: bool = False,
+        entropy_gradient: bool = False,
     ) -> StepReport:
         """Take one optimiser step on all rows together.
 
         No update happens where nothing trains or the gradient is zero. `guard` sees the report before the update and
-        may raise. Raises TrainingError, and leaves the weights alone, where loss or gradient is not finite.
+        may raise. `entropy_gradient`: the loss has a term in the entropies. Raises TrainingError, and leaves the weights
+        alone, where loss or gradient is not finite.
         """
         report = StepReport(
             updated=False, learning_rate=learning_rate_at(self._spec, self.step_index, self.total_steps)
@@ -90,7 +97,9 @@ class Learner:
         self.model.train()
         self.model.zero_grad(set_to_none=True)
         if float(weights.sum()) > 0:
+            self._entropy_gradient = entropy_gradient
             self._accumulate(rows, weights, loss, report, keep_logprobs=keep_logprobs)
+            self._entropy_gradient = False
             self._update(report, guard)
         self.step_index += 1
         self.model.zero_grad(set_to_none=True)
@@ -99,7 +108,7 @@ class Learner:
     def _accumulate(
         self, rows: Sequence[TrainingRow], weights: Tensor, loss: Loss, report: StepReport, *, keep_logprobs: bool
     ) -> None:
-        total = torch.zeros((), device=self._device)
+        total, whole = torch.zeros((), device=self._device), float(weights.sum())
         sums: dict[str, Tensor] = {}
         kept: dict[int, list[float]] = {}
         for micro in micro_batches(rows, self._tokens, share=True):
@@ -108,7 +117,8 @@ class Learner:
             output = loss(batch)
             output.loss.backward()
             total += output.loss.detach().float()
-            for name, value in (output.metrics | _drift(batch)).items():
+            means = {name: value / whole for name, value in output.metrics.items()}
+            for name, value in (means | _drift(batch)).items():
                 sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value
             report.tokens += micro.tokens
             report.trained_tokens += len(micro.targets_N)
@@ -147,17 +157,25 @@ class Learner:
     def _forward(self, model: Llama, rows: Sequence[TrainingRow], micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies of the trained tokens, at each row's temperature."""
         move = self._device
+        states_ND = self._states(model, micro)
+        with self._autocast():
+            temperatures = torch.tensor([rows[i].temperature for i in micro.rows])
+            if bool((temperatures != 1.0).any()):
+                states_ND = states_ND.float() / temperatures[micro.cells_N // micro.shape[1]].to(move)[:, None]
+            return selected_logprobs(
+                states_ND, model.head_weight, micro.targets_N.to(move), entropy_gradient=self._entropy_gradient
+            )
+
+    def _states(self, model: Llama, micro: MicroBatch) -> Tensor:
+        """Return the hidden states before the trained tokens."""
+        move = self._device
         with self._autocast():
             hidden = model.hidden(
                 micro.ids_RL.to(move),
                 None if micro.positions_RL is None else micro.positions_RL.to(move),
                 None if micro.attention_RLL is None else micro.attention_RLL.to(move),
             )
-            states_ND = hidden.flatten(0, 1)[micro.states_N.to(move)]
-            temperatures = torch.tensor([rows[i].temperature for i in micro.rows])
-            if bool((temperatures != 1.0).any()):
-                states_ND = states_ND.float() / temperatures[micro.cells_N // micro.shape[1]].to(move)[:, None]
-            return selected_logprobs(states_ND, model.head_weight, micro.targets_N.to(move))
+            return hidden.flatten(0, 1)[micro.states_N.to(move)]
 
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._bf16)
@@ -210,17 +228,24 @@ class Learner:
         self.updates = cast(int, data["updates"])
 
 
-def row_weights(rows: Sequence[TrainingRow], aggregation: Aggregation) -> Tensor:
-    """Return per-token weights (rows, longest row) that sum to 1 over the step; all zeros where nothing trains."""
+def row_weights(rows: Sequence[TrainingRow], aggregation: Mean) -> Tensor:
+    """Return per-token weights (rows, longest row); all zeros where nothing trains.
+
+    Those of `token` and `sequence` sum to 1 over the step. In `sequence_sum` and `absolute_token` the rows' own weights
+    stand in no denominator.
+    """
     if not rows:
         return torch.zeros(0, 0)
     mask = torch.zeros(len(rows), max(len(r.ids) for r in rows), dtype=torch.bool)
     for i, row in enumerate(rows):
         mask[i, : len(row.mask)] = torch.tensor(row.mask)
-    weights = token_weights(mask, aggregation)
+    weights = token_weights(mask, "token" if aggregation == "absolute_token" else aggregation)
     if all(row.weight == 1.0 for row in rows):
         return weights
-    weights = weights * torch.tensor([row.weight for row in rows])[:, None]
+    given = torch.tensor([row.weight for row in rows])[:, None]
+    weights = weights * given
+    if aggregation in ("sequence_sum", "absolute_token"):
+        return weights
     return weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
 
 
@@ -236,16 +261,31 @@ def _batch(
         padded = [_padded(v or [], columns) for v in values]
         return torch.tensor(padded, dtype=torch.float32, device=device)
 
-    advantages = torch.tensor([r.advantage for r in chosen], device=device)
+    advantages = torch.tensor([r.advantage for r in chosen], device=device)[:, None].expand(micro.shape)
+    by_token = column([r.advantages for r in chosen])
+    paired = any(r.pair for r in chosen)
     return Batch(
         logprobs_BT=_spread(logprobs_N, micro),
         weights_BT=weights[micro.rows, :columns].to(device),
         sampler_logprobs_BT=column([r.sampler_logprobs for r in chosen]),
         old_logprobs_BT=column([r.old_logprobs for r in chosen]),
         reference_logprobs_BT=column([r.reference_logprobs for r in chosen]),
-        advantages_BT=advantages[:, None].expand(micro.shape),
+        advantages_BT=advantages if by_token is None else by_token,
+        corrections_BT=column([r.corrections for r in chosen]),
         entropy_BT=_spread(entropy_N, micro),
+        preferred_B=torch.tensor([r.preferred for r in chosen], device=device) if paired else None,
+        pairs_P2=_pairs(chosen).to(device) if paired else None,
+        baselines_B=torch.tensor([r.baseline for r in chosen], device=device) if paired else None,
     )
+
+
+def _pairs(chosen: Sequence[TrainingRow]) -> Tensor:
+    """Return (P, 2): the rows of the preferred and the rejected side of each pair."""
+    sides: dict[str, list[int]] = {}
+    for b, row in enumerate(chosen):
+        sides.setdefault(row.pair, [-1, -1])[0 if row.preferred else 1] = b
+    assert all(min(pair) >= 0 for pair in sides.values()), "a pair needs both its sides in one forward pass"
+    return torch.tensor(list(sides.values()), dtype=torch.long).view(-1, 2)
 
 
 def _spread(values_N: Tensor, micro: MicroBatch) -> Tensor:
@@ -269,7 +309,7 @@ def _drift(batch: Batch) -> dict[str, Tensor]:
     mask_BT = batch.weights_BT > 0
     sums: dict[str, Tensor] = {}
     if batch.entropy_BT is not None:
-        sums["entropy"] = batch.entropy_BT.sum()
+        sums["entropy"] = batch.entropy_BT.detach().sum()
     if batch.sampler_logprobs_BT is not None:
         d_BT = torch.where(mask_BT, batch.logprobs_BT - batch.sampler_logprobs_BT, 0.0).clamp(-20.0, 20.0)
         ratio_BT = torch.where(mask_BT, d_BT.exp(), 0.0)

@@ -50,21 +50,29 @@ class _Sequence:
 def micro_batches(rows: Sequence[TrainingRow], max_tokens: int, *, share: bool) -> list[MicroBatch]:
     """Return the forward passes of a step: sequences of like length together, at most `max_tokens` padded tokens.
 
-    A row longer than that stands alone. Rows without a trained token are left out.
+    A row longer than that stands alone, and so do the two of a pair. Rows without a trained token are left out.
     """
-    sequences = _sequences(rows, max_tokens, share=share)
-    sequences.sort(key=lambda s: (s.prefix > 0, s.length, s.rows))
     result: list[MicroBatch] = []
     current: list[_Sequence] = []
-    for item in sequences:
-        mixed = bool(current) and (current[0].prefix > 0) != (item.prefix > 0)
-        if current and (mixed or item.length * (len(current) + 1) > max_tokens):
+    for unit in _units(rows, _sequences(rows, max_tokens, share=share)):
+        longest = max(s.length for s in unit)
+        mixed = bool(current) and (current[0].prefix > 0) != (unit[0].prefix > 0)
+        if current and (mixed or longest * (len(current) + len(unit)) > max_tokens):
             result.append(_lay_out(rows, current))
             current = []
-        current.append(item)
+        current += unit
     if current:
         result.append(_lay_out(rows, current))
     return result
+
+
+def _units(rows: Sequence[TrainingRow], sequences: list[_Sequence]) -> list[list[_Sequence]]:
+    """Return what must stand in one forward pass, shortest first: a sequence, or those of a pair."""
+    units: dict[object, list[_Sequence]] = {}
+    for item in sequences:
+        units.setdefault(rows[item.rows[0]].pair or item.rows, []).append(item)
+    key = [((u[0].prefix > 0, max(s.length for s in u), u[0].rows), u) for u in units.values()]
+    return [u for _, u in sorted(key, key=lambda k: k[0])]
 
 
 def _sequences(rows: Sequence[TrainingRow], max_tokens: int, *, share: bool) -> list[_Sequence]:

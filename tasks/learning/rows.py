@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specs.errors import DataError, TrainingError
-from specs.records import Source, Trajectory
+from specs.records import NOT_TRAINED, Source, Trajectory
 
 
 @dataclass(slots=True)
@@ -22,9 +22,19 @@ class TrainingRow:
     group: str = ""
     """Rows of one group share their prompt."""
     advantage: float = 0.0
+    advantages: list[float] | None = None
+    """By token, where turns have advantages of their own; `advantage` is then their trajectory's."""
     sampler_logprobs: list[float] | None = None
     old_logprobs: list[float] | None = None
     reference_logprobs: list[float] | None = None
+    corrections: list[float] | None = None
+    """Constant weights of the tokens for the sampler's difference from the trainer."""
+    pair: str = ""
+    """Both rows of a pair have its name and stay in one forward pass."""
+    preferred: bool = False
+    """Chosen and not rejected, in a pair."""
+    baseline: float = 0.0
+    """What the row's log-ratio is compared with (KTO)."""
     trained: int = field(init=False)
     """How many tokens train."""
     length: int = field(init=False)
@@ -61,7 +71,9 @@ class RowReport:
     dropped: dict[str, int] = field(default_factory=dict)
     """Reason -> trajectories that gave no row."""
     cut: int = 0
-    """Rows that were shortened to the policy's length and still train."""
+    """Trajectories that were shortened to the policy's length and still train."""
+    contexts: int = 0
+    """Rows beyond the first of a trajectory: further conversations of an agent of one's own."""
 
     def drop(self, reason: str) -> None:
         """Count a trajectory that gives no row."""
@@ -73,7 +85,8 @@ class RowReport:
             name: {"rows": c.rows, "tokens": c.tokens, "trained": c.trained, "trained_share": round(c.share, 6)}
             for name, c in self.by_source.items()
         }
-        return {"sources": sources, "dropped": dict(self.dropped), "cut": self.cut}
+        more = {"contexts": self.contexts} if self.contexts else {}
+        return {"sources": sources, "dropped": dict(self.dropped), "cut": self.cut, **more}
 
     def sentences(self) -> list[str]:
         """Return what a person should know."""
@@ -84,6 +97,8 @@ class RowReport:
         lines += [f"{n} trajectories left out: {reason}" for reason, n in sorted(self.dropped.items())]
         if self.cut:
             lines.append(f"{self.cut} rows were cut to the policy's length and train up to there")
+        if self.contexts:
+            lines.append(f"{self.contexts} rows are further conversations of a trajectory, each a context of its own")
         return lines
 
 
@@ -95,11 +110,13 @@ def rows_from(
     truncated: str = "drop",
     behaviour: bool = False,
     advantages: dict[str, float] | None = None,
+    turn_advantages: dict[str, list[float]] | None = None,
 ) -> tuple[list[TrainingRow], RowReport]:
     """Return rows and their report; only tokens that the policy wrote train, its end-of-turn token among them.
 
     `truncated`: "drop" or "score" trajectories whose completion was cut by the sampler. `behaviour`: keep sampler
-    logprobs and temperature (policy gradient). `advantages`: by trajectory id; a trajectory without one is left out.
+    logprobs and temperature (policy gradient). `advantages`: by trajectory id; a trajectory without one is left out;
+    `turn_advantages` are those of its turns, where they have their own.
     Raises DataError for a record whose columns differ in length.
     """
     report = RowReport({source: SourceCount()})
@@ -110,19 +127,19 @@ def rows_from(
         if reason:
             report.drop(reason)
             continue
-        row = _row(trajectory, source, max_length, behaviour=behaviour)
-        if row is None:
+        own = None if turn_advantages is None else _by_token(trajectory, turn_advantages[trajectory.id])
+        made = _rows(trajectory, source, max_length, own, behaviour=behaviour)
+        if not made:
             report.drop("no_supervised_token")
-            continue
-        row.advantage = advantages[trajectory.id] if advantages is not None else 0.0
-        report.cut += len(trajectory.ids) > max_length
         count = report.by_source[source]
-        count.rows, count.tokens, count.trained = (
-            count.rows + 1,
-            count.tokens + len(row.ids),
-            count.trained + row.trained,
-        )
-        rows.append(row)
+        for row in made:
+            row.advantage = advantages[trajectory.id] if advantages is not None else 0.0
+            count.rows += 1
+            count.tokens += len(row.ids)
+            count.trained += row.trained
+        report.cut += bool(made) and any(b - a > max_length for a, b in _contexts(trajectory))
+        report.contexts += max(0, len(made) - 1)
+        rows += made
     return rows, report
 
 
@@ -150,9 +167,18 @@ def merge_reports(reports: Iterable[RowReport]) -> RowReport:
     for report in reports:
         merged.by_source.update(report.by_source)
         merged.cut += report.cut
+        merged.contexts += report.contexts
         for reason, n in report.dropped.items():
             merged.dropped[reason] = merged.dropped.get(reason, 0) + n
     return merged
+
+
+def _by_token(trajectory: Trajectory, turns: list[float]) -> list[float]:
+    """Return for each token the advantage of the turn it belongs to."""
+    values = [0.0] * len(trajectory.ids)
+    for turn, value in zip(trajectory.turns, turns, strict=True):
+        values[turn.start : turn.end] = [value] * (turn.end - turn.start)
+    return values
 
 
 def _check_columns(trajectory: Trajectory) -> None:
@@ -171,21 +197,36 @@ def _refusal(trajectory: Trajectory, truncated: str, advantages: dict[str, float
         return "truncated"
     if advantages is not None and trajectory.id not in advantages:
         return "no_advantage"
-    return None
+    return "token_drift" if NOT_TRAINED in trajectory.tags else None
 
 
-def _row(trajectory: Trajectory, source: str, max_length: int, *, behaviour: bool) -> TrainingRow | None:
-    ids = trajectory.ids[:max_length]
-    mask = [s == Source.POLICY for s in trajectory.sources[:max_length]]
-    mask[0] = False  # nothing stands before the first token
-    if not any(mask):
-        return None
-    return TrainingRow(
-        id=trajectory.id,
-        source=source,
-        ids=ids,
-        mask=mask,
-        temperature=float(trajectory.sampling.get("temperature", 1.0)) if behaviour else 1.0,
-        group=trajectory.group,
-        sampler_logprobs=trajectory.logprobs[:max_length] if behaviour else None,
-    )
+def _contexts(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """Return the spans of `ids` that are read from their own beginning."""
+    starts = trajectory.segments if trajectory.ids else []
+    return list(zip(starts, [*starts[1:], len(trajectory.ids)][: len(starts)], strict=True))
+
+
+def _rows(
+    trajectory: Trajectory, source: str, max_length: int, advantages: list[float] | None = None, *, behaviour: bool
+) -> list[TrainingRow]:
+    """Return one row for each context in which something trains."""
+    spans = _contexts(trajectory)
+    made: list[TrainingRow] = []
+    for number, (start, end) in enumerate(spans):
+        end = min(end, start + max_length)
+        mask = [s == Source.POLICY for s in trajectory.sources[start:end]]
+        mask[:1] = [False] * len(mask[:1])  # nothing stands before the first token
+        if not any(mask):
+            continue
+        row = TrainingRow(
+            id=trajectory.id if len(spans) == 1 else f"{trajectory.id}/{number}",
+            source=source,
+            ids=trajectory.ids[start:end],
+            mask=mask,
+            temperature=float(trajectory.sampling.get("temperature", 1.0)) if behaviour else 1.0,
+            group=trajectory.group if number == 0 else f"{trajectory.group}/{number}",
+            sampler_logprobs=trajectory.logprobs[start:end] if behaviour else None,
+            advantages=None if advantages is None else advantages[start:end],
+        )
+        made.append(row)
+    return made

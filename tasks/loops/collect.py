@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specs.errors import VerifierError
-from specs.records import Problem, Trajectory
+from specs.records import NOT_TRAINED, Problem, Trajectory
 from specs.reward import Reward
 from tasks.episodes.agents import ToolLoopAgent
 from tasks.episodes.driver import run_episodes
@@ -122,6 +122,14 @@ def collect(
                 store.write(name, known)
         found += known
     return check_invalid(found, arena.reward)
+
+
+def drift_notes(trajectories: Sequence[Trajectory]) -> list[str]:
+    """Return a sentence where prompts left out or changed what was sampled before (agents of one's own)."""
+    found = [t for t in trajectories if "token_drift" in t.tags]
+    dropped = sum(NOT_TRAINED in t.tags for t in found)
+    became = f"{dropped} of them do not train" if dropped else "their parts train as contexts of their own"
+    return [f"token drift in {len(found)} of {len(trajectories)} trajectories: {became}"] if found else []
 
 
 def check_invalid(trajectories: list[Trajectory], reward: Reward) -> Collected:

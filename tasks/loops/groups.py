@@ -1,21 +1,28 @@
 """What a step's rollouts say by group: advantages, which groups can teach, and the figures a person watches."""
 
+import json
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Literal
 
+from specs.policy_gradient import DAPO, REINFORCE, PolicyGradientAlgorithm, TurnCredit, ValueBased
 from specs.records import Trajectory
 from tasks.episodes.driver import identical_completions
-from tasks.learning.algorithms.grpo import FLAT, GroupCounts, advantages
+from tasks.learning.algorithms import policy_gradient_for, turn_advantages_for
+from tasks.learning.algorithms.dapo import penalty
+from tasks.learning.algorithms.reinforce import next_mean
+from tasks.learning.grouping import FLAT, GroupCounts, Rewarded, TurnValues, Walk, count_groups
 
 
 @dataclass(slots=True)
 class GroupStats:
-    """A step's groups. `advantages` holds only trajectories of groups that vary."""
+    """A step's groups."""
 
     advantages: dict[str, float]
+    """By trajectory, of the groups in which at least one advantage is not 0; where a critic judges, every reward."""
     counts: GroupCounts
     mixed: int
     """Groups with both a success and a failure."""
@@ -23,29 +30,83 @@ class GroupStats:
     """Groups without variance in which all succeeded."""
     flat_wrong: int
     """Groups without variance in which none did."""
+    silent: int = 0
+    """Groups in which every advantage is 0 or none was given."""
+    flat: bool = True
+    """Nothing can be compared: no advantage is other than 0 or, where a critic judges, all rewards are the same."""
+    turn_advantages: dict[str, list[float]] = field(default_factory=dict)
+    """Of the same trajectories by turn, where the algorithm gives turns their own."""
+    running_mean: float | None = None
+    """Mean reward that the next step is compared with, where the algorithm keeps one."""
+
+    @property
+    def teaching(self) -> int:
+        """Return how many groups have something to teach."""
+        return self.counts.groups - self.silent
 
 
-def group_stats(trajectories: Sequence[Trajectory], scale: Literal["group_std", "none"]) -> GroupStats:
+def group_stats(
+    trajectories: Sequence[Trajectory], spec: PolicyGradientAlgorithm, running_mean: float | None = None
+) -> GroupStats:
     """Return the groups of a step; trajectories without a reward take no part."""
-    valid = [None if t.status == "infrastructure" else t.reward for t in trajectories]
-    values, counts = advantages(valid, [t.group for t in trajectories], scale)
-    stats = GroupStats({}, counts, 0, 0, 0)
-    members: dict[str, list[int]] = {}
-    for i, t in enumerate(trajectories):
-        members.setdefault(t.group, []).append(i)
-    for indices in members.values():
-        given = [i for i in indices if values[i] is not None]
+    rewarded = Rewarded(
+        [reward_of(t) for t in trajectories],
+        [t.group for t in trajectories],
+        [t.policy_tokens for t in trajectories],
+        running_mean,
+        [walk_of(t, spec.anchor) for t in trajectories] if isinstance(spec, TurnCredit) else (),
+    )
+    values = policy_gradient_for(spec)[1](rewarded)
+    stats = GroupStats({}, count_groups(rewarded), 0, 0, 0)
+    by_turn = turn_advantages_for(spec)
+    turns: TurnValues = [[v] if v is not None else None for v in values] if by_turn is None else by_turn(rewarded)
+    if isinstance(spec, REINFORCE) and spec.baseline == "running_mean":
+        stats.running_mean = next_mean(rewarded, spec)
+    for given in rewarded.members().values():
+        if not (isinstance(spec, ValueBased) and given) and not any(v for i in given for v in turns[i] or []):
+            stats.silent += 1
+        else:
+            stats.advantages |= {trajectories[i].id: values[i] or 0.0 for i in given}
+            if by_turn is not None:
+                stats.turn_advantages |= {trajectories[i].id: turns[i] or [] for i in given}
         if len(given) < 2:
             continue
         successes = sum(bool(trajectories[i].success) for i in given)
         stats.mixed += 0 < successes < len(given)
-        rewards = [valid[i] or 0.0 for i in given]
-        if max(rewards) - min(rewards) < FLAT or all(values[i] == 0.0 for i in given):
+        rewards = [rewarded.value(i) for i in given]
+        if max(rewards) - min(rewards) < FLAT:
             stats.flat_right += successes == len(given)
             stats.flat_wrong += successes == 0
-            continue
-        stats.advantages |= {trajectories[i].id: values[i] or 0.0 for i in given}
+    rewards = [rewarded.value(i) for i in rewarded.given()]
+    same = isinstance(spec, ValueBased) and max(rewards, default=0.0) - min(rewards, default=0.0) < FLAT
+    stats.flat = same or not stats.advantages
     return stats
+
+
+def reward_of(trajectory: Trajectory) -> float | None:
+    """Return a trajectory's reward; None where there is none, it is no number, or its episode could not be run."""
+    reward = trajectory.reward
+    return None if trajectory.status == "infrastructure" or reward is None or math.isnan(reward) else reward
+
+
+def walk_of(trajectory: Trajectory, anchor: Literal["observation", "history"]) -> Walk:
+    """Return a trajectory as a walk; before the first turn all trajectories of a problem stand in the same state."""
+    anchors: list[str] = []
+    seen: list[str] = []
+    for turn in trajectory.turns:
+        anchors.append("\n".join(seen if anchor == "history" else seen[-1:]))
+        called = None if turn.call is None else [turn.call.name, turn.call.arguments, turn.call.error]
+        observed = None if turn.observation is None else turn.observation.data
+        seen.append(json.dumps([called, observed], sort_keys=True, default=str))
+    valid = [turn.call is None or turn.call.error is None for turn in trajectory.turns]
+    return Walk(anchors, valid, bool(trajectory.success))
+
+
+def overlong_figures(trajectories: Sequence[Trajectory], spec: PolicyGradientAlgorithm) -> dict[str, float]:
+    """Return the mean penalty for length where one is declared; it stands beside the reward, not within it."""
+    if not isinstance(spec, DAPO) or spec.overlong is None or not trajectories:
+        return {}
+    return {"overlong_penalty": fmean(penalty(t.policy_tokens, spec.overlong) for t in trajectories)}
 
 
 def rollout_figures(trajectories: Sequence[Trajectory], stats: GroupStats) -> dict[str, float]:
@@ -53,7 +114,7 @@ def rollout_figures(trajectories: Sequence[Trajectory], stats: GroupStats) -> di
 
     `repeated` trajectories have, token for token, what another of their group has; in an `identical` group all do.
     """
-    valid = [t for t in trajectories if t.success is not None and t.reward is not None]
+    valid = [t for t in trajectories if t.success is not None and reward_of(t) is not None]
     rewards = [t.reward or 0.0 for t in valid]
     groups = max(1, stats.counts.groups)
     count = max(1, len(trajectories))

@@ -1,37 +1,40 @@
-"""The on-policy loop of GRPO: draw problems, roll out groups, judge, compare within groups, update."""
+"""The on-policy loop of policy gradients: draw problems, roll out groups, judge, compare, update."""
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from specs.algorithms import GRPO
+from torch import Tensor
+
 from specs.errors import Interrupted, TrainingError
-from specs.records import Problem, Trajectory
-from tasks.episodes.seeds import derive
-from tasks.learning.algorithms import loss_for
+from specs.policy_gradient import PolicyGradientAlgorithm, ValueBased
+from specs.records import Trajectory
 from tasks.learning.checkpoints import Pace
-from tasks.learning.learner import Learner, StepReport
+from tasks.learning.critic import CriticLearner
+from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow, rows_from
-from tasks.loops.collect import Arena, Collected, Draw, check_invalid, rollouts
+from tasks.loops.collect import Arena
 from tasks.loops.fit import Hooks
-from tasks.loops.groups import GroupStats, group_stats, rollout_figures
+from tasks.loops.groups import GroupStats, overlong_figures, rollout_figures
 from tasks.loops.order import ProblemOrder
+from tasks.loops.resampling import StepRollouts, draw_step
+from tasks.loops.updates import left_out, update
 from tasks.policy.llama import Llama
 
 _log = logging.getLogger(__name__)
 
+_CRITIC = "critic."
 PROBE = 8
 """Rows of the last step that the report holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnPolicy:
-    """A GRPO stage: what is fixed before its first step."""
+    """A policy-gradient stage: what is fixed before its first step."""
 
-    spec: GRPO
+    spec: PolicyGradientAlgorithm
     problems: ProblemOrder
     seed: int
     max_length: int
@@ -39,6 +42,8 @@ class OnPolicy:
     """Give the sampler the learner's weights, as those of this step."""
     reference: Llama | None = None
     """Frozen copy of the policy the stage started from; needed where `kl_coef` is above 0."""
+    critic: CriticLearner | None = None
+    """Gives the advantages, where the algorithm has one."""
     keep: Callable[[int, list[Trajectory]], None] | None = None
     """Takes each step's rollouts."""
     before_save: Callable[[int], None] | None = None
@@ -51,7 +56,11 @@ class OnPolicyReport:
 
     curve: list[dict[str, float]] = field(default_factory=list)
     flat_run: int = 0
-    """Steps in a row, up to now, in which no group varied."""
+    """Steps in a row, up to now, in which there was nothing to compare."""
+    running_mean: float | None = None
+    """Mean reward of the steps so far, where the algorithm compares with it."""
+    draws: list[list[int]] = field(default_factory=list)
+    """By step, the problems asked for in each round of rollouts."""
     rollouts: int = 0
     policy_tokens: int = 0
     trained_tokens: int = 0
@@ -64,8 +73,8 @@ class OnPolicyReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a checkpoint; notes and probe belong to the attempt and stay out."""
-        names = ("curve", "flat_run", "rollouts", "policy_tokens", "trained_tokens", "skipped_steps", "dropped")
-        return {name: getattr(self, name) for name in names}
+        names = "curve flat_run running_mean draws rollouts policy_tokens trained_tokens skipped_steps dropped"
+        return {name: getattr(self, name) for name in names.split()}
 
     def take(self, data: dict[str, Any]) -> None:
         """Take over what `to_json` returned."""
@@ -73,7 +82,9 @@ class OnPolicyReport:
             setattr(self, name, value)
 
 
-def train_grpo(learner: Learner, arena: Arena, stage: OnPolicy, hooks: Hooks | None = None) -> OnPolicyReport:
+def train_policy_gradient(
+    learner: Learner, arena: Arena, stage: OnPolicy, hooks: Hooks | None = None
+) -> OnPolicyReport:
     """Run the stage's steps; a resume continues bit for bit from the last checkpoint.
 
     Raises TrainingError where it cannot learn (no group varies, all is cut, sampler and trainer disagree) and
@@ -86,68 +97,78 @@ def train_grpo(learner: Learner, arena: Arena, stage: OnPolicy, hooks: Hooks | N
             f"problems_per_step is {spec.problems_per_step} but there are {stage.problems.size} problems; "
             "each step uses all of them"
         )
-    _resume(learner, report, hooks)
+    _resume(learner, stage, report, hooks)
     order, pace = stage.problems, Pace(hooks.checkpoint_seconds)
-    for _ in range(len(report.curve)):
-        order.draw(spec.problems_per_step)
+    for rounds in report.draws:
+        for count in rounds:
+            order.draw(count)
     while len(report.curve) < spec.steps:
         step = len(report.curve)
         if hooks.stop():
             _save(learner, report, stage, hooks, pace)
             raise Interrupted(f"stopped after step {step} of {spec.steps}; the same command goes on from there")
-        problems = order.draw(spec.problems_per_step)
         try:
-            collected, seconds = _rollouts(arena, stage, problems, step, hooks)
+            drawn, seconds = _rollouts(arena, stage, report, step, hooks)
         except Interrupted:
             _save(learner, report, stage, hooks, pace)
             raise
-        _train(learner, stage, collected, report, hooks, seconds)
+        _train(learner, stage, drawn, report, hooks, seconds)
         if pace.due() and len(report.curve) < spec.steps:
             _save(learner, report, stage, hooks, pace)
     return report
 
 
 def _rollouts(
-    arena: Arena, stage: OnPolicy, problems: list[Problem], step: int, hooks: Hooks
-) -> tuple[Collected, float]:
+    arena: Arena, stage: OnPolicy, report: OnPolicyReport, step: int, hooks: Hooks
+) -> tuple[StepRollouts, float]:
     began = time.monotonic()
     stage.load_weights(step)
-    draw = Draw(stage.spec.group_size, stage.spec.temperature, derive(stage.seed, "step", step), f"step{step}")
-    collected = check_invalid(rollouts(arena, problems, draw, stop=hooks.stop), arena.reward)
+    drawn = draw_step(
+        arena,
+        stage.spec,
+        stage.problems.draw,
+        seed=stage.seed,
+        step=step,
+        running_mean=report.running_mean,
+        stop=hooks.stop,
+    )
     if stage.keep is not None:
-        stage.keep(step, collected.trajectories)
-    return collected, time.monotonic() - began
+        stage.keep(step, drawn.collected.trajectories)
+    return drawn, time.monotonic() - began
 
 
 def _train(
     learner: Learner,
     stage: OnPolicy,
-    collected: Collected,
+    drawn: StepRollouts,
     report: OnPolicyReport,
     hooks: Hooks,
     rollout_seconds: float,
 ) -> None:
     """Update on one batch of rollouts and put the step's figures on the curve."""
     spec, step, began = stage.spec, len(report.curve), time.monotonic()
-    stats = group_stats(collected.trajectories, spec.scale_rewards)
-    figures = rollout_figures(collected.trajectories, stats)
+    trajectories, stats = drawn.collected.trajectories, drawn.stats
+    figures = rollout_figures(trajectories, stats) | overlong_figures(trajectories, spec) | drawn.figures()
     if figures["truncated"] >= spec.max_truncated:
         raise TrainingError(
             f"step {step}: {100 * figures['truncated']:.0f} % of the trajectories were cut, max_truncated is "
             f"{spec.max_truncated:g}; raise agent.max_new_tokens or policy.init.max_length"
         )
-    rows = _rows(stage, collected, stats, report)
-    updates = _update(learner, stage, rows, step)
-    report.flat_run = 0 if stats.advantages else report.flat_run + 1
-    report.skipped_steps += not any(u.updated for u in updates)
-    report.rollouts += len(collected.trajectories)
-    report.policy_tokens += collected.policy_tokens
-    report.trained_tokens += sum(u.trained_tokens for u in updates)
-    figures |= _update_figures(updates)
+    rows, dropped = _rows(stage, drawn)
+    done = update(learner, rows, spec, stage.reference, max_length=stage.max_length, step=step, critic=stage.critic)
+    left_out(report.dropped, dropped, done.dropped)
+    report.draws.append(drawn.rounds)
+    report.running_mean = stats.running_mean
+    report.flat_run = report.flat_run + 1 if stats.flat else 0
+    report.skipped_steps += not (done.updated or done.warm_up)
+    report.rollouts += len(trajectories)
+    report.policy_tokens += drawn.collected.policy_tokens
+    report.trained_tokens += done.trained_tokens
+    figures |= done.figures
     report.curve.append(figures)
-    report.probe = rows_from(collected.trajectories[:PROBE], max_length=stage.max_length, truncated="score")[0]
+    report.probe = rows_from(trajectories[:PROBE], max_length=stage.max_length, truncated="score")[0]
     seconds = rollout_seconds + time.monotonic() - began
-    speed = sum(len(t.ids) for t in collected.trajectories) / max(1e-9, seconds)
+    speed = sum(len(t.ids) for t in trajectories) / max(1e-9, seconds)
     hooks.metrics(step + 1, **figures, tokens_per_second=speed, rollout_share=rollout_seconds / max(1e-9, seconds))
     shown = {"success": figures["success"], "reward": figures["reward_mean"], "tokens_per_second": speed}
     hooks.progress("rollouts and updates", (step + 1) / spec.steps, shown)
@@ -155,79 +176,31 @@ def _train(
         raise TrainingError(_flat_message(spec, stats, report.flat_run))
 
 
-def _rows(stage: OnPolicy, collected: Collected, stats: GroupStats, report: OnPolicyReport) -> list[TrainingRow]:
+def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[list[TrainingRow], dict[str, int]]:
+    """Return the rows that train, and the trajectories that do not by reason."""
     rows, made = rows_from(
-        [t for t in collected.trajectories if t.id in stats.advantages],
+        [t for t in drawn.collected.trajectories if t.id in drawn.stats.advantages],
         max_length=stage.max_length,
         truncated="drop" if stage.spec.truncated == "mask" else "score",
         behaviour=True,
-        advantages=stats.advantages,
+        advantages=drawn.stats.advantages,
+        turn_advantages=drawn.stats.turn_advantages or None,
     )
-    for reason, count in made.dropped.items():
-        report.dropped[reason] = report.dropped.get(reason, 0) + count
-    return rows
+    return rows, made.dropped
 
 
-def _update(learner: Learner, stage: OnPolicy, rows: list[TrainingRow], step: int) -> list[StepReport]:
-    """Pass over the batch `updates_per_batch` times; from the second pass on, ratios are to the first pass."""
-    spec = stage.spec
-    if rows and spec.kl_coef > 0:
-        assert stage.reference is not None, "kl_coef > 0 needs a reference"
-        for row, values in zip(rows, learner.logprobs(rows, stage.reference), strict=True):
-            row.reference_logprobs = values
-    reports: list[StepReport] = []
-    for number in range(spec.updates_per_batch):
-        first = number == 0
-        done = learner.step(
-            rows,
-            loss_for(spec),
-            spec.aggregation,
-            guard=partial(_check_fresh, spec=spec, step=step) if first else None,
-            keep_logprobs=first and spec.updates_per_batch > 1,
-        )
-        for row, values in zip(rows, done.logprobs, strict=False):
-            row.old_logprobs = values
-        reports.append(done)
-    return reports
-
-
-def _check_fresh(report: StepReport, *, spec: GRPO, step: int) -> None:
-    """Before the first update of a batch, trainer and sampler hold the same weights and must agree."""
-    gap = report.metrics.get("logprob_gap", 0.0)
-    if gap > spec.max_logprob_gap:
-        raise TrainingError(
-            f"step {step}: the trainer's and the sampler's logprobs of a fresh batch differ by {gap:.4f} nats a token, "
-            f"max_logprob_gap is {spec.max_logprob_gap:g}: weights, tokenizer, temperature or precision differ between "
-            "them. Set policy.precision and policy.sampler_precision to fp32 to see which"
-        )
-
-
-def _update_figures(updates: list[StepReport]) -> dict[str, float]:
-    first, last = updates[0], updates[-1]
-    figures = {
-        "updated": float(any(u.updated for u in updates)),
-        "loss": first.loss,
-        "grad_norm": first.grad_norm,
-        "learning_rate": last.learning_rate,
-        "clip_fraction": last.metrics.get("clip_fraction", 0.0),
-        "trained_tokens": float(first.trained_tokens),
-    }
-    for name in ("entropy", "logprob_gap", "sampler_kl_k3", "ess", "reference_kl_k3"):
-        if name in first.metrics:
-            figures[name] = first.metrics[name]
-    return figures
-
-
-def _flat_message(spec: GRPO, stats: GroupStats, steps: int) -> str:
+def _flat_message(spec: PolicyGradientAlgorithm, stats: GroupStats, steps: int) -> str:
+    alone = spec.group_size == 1 or isinstance(spec, ValueBased)
+    what = "no two trajectories had" if alone else f"no group of {spec.group_size} had"
     return (
-        f"in {steps} steps in a row no group of {spec.group_size} had two different rewards (last step: "
+        f"in {steps} steps in a row {what} two different rewards (last step: "
         f"{stats.flat_right} groups all right, {stats.flat_wrong} all wrong), so there is nothing to learn. Ways out: "
         "all right: harder problems; all wrong: sft or rft first, easier problems, a larger group_size; "
         "or a reward with more grades"
     )
 
 
-def _resume(learner: Learner, report: OnPolicyReport, hooks: Hooks) -> None:
+def _resume(learner: Learner, stage: OnPolicy, report: OnPolicyReport, hooks: Hooks) -> None:
     if hooks.checkpointer is None:
         return
     found = hooks.checkpointer.latest()
@@ -235,9 +208,18 @@ def _resume(learner: Learner, report: OnPolicyReport, hooks: Hooks) -> None:
     hooks.resume_metrics(found.step if found else 0)
     if found is None:
         return
-    learner.load_state(found.tensors, found.data["learner"])
+    learner.load_state(_part(found.tensors, ""), found.data["learner"])
+    if stage.critic is not None:
+        stage.critic.load_state(_part(found.tensors, _CRITIC), found.data["critic"])
     report.take(found.data["report"])
     _log.info("went on from step %d", found.step)
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of the critic under their own names, or those that are not the critic's."""
+    if not prefix:
+        return {n: t for n, t in tensors.items() if not n.startswith(_CRITIC)}
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _save(learner: Learner, report: OnPolicyReport, stage: OnPolicy, hooks: Hooks, pace: Pace) -> None:
@@ -246,6 +228,10 @@ def _save(learner: Learner, report: OnPolicyReport, stage: OnPolicy, hooks: Hook
     began = time.monotonic()
     if stage.before_save is not None:
         stage.before_save(len(report.curve))
-    tensors, data = learner.state()
-    hooks.checkpointer.save(len(report.curve), tensors, {"learner": data, "report": report.to_json()})
+    tensors, state = learner.state()
+    data: dict[str, Any] = {"learner": state, "report": report.to_json()}
+    if stage.critic is not None:
+        own, data["critic"] = stage.critic.state()
+        tensors |= {f"{_CRITIC}{name}": value for name, value in own.items()}
+    hooks.checkpointer.save(len(report.curve), tensors, data)
     pace.saved(time.monotonic() - began)

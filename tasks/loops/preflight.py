@@ -5,6 +5,7 @@ from math import comb
 from statistics import fmean, pstdev
 from typing import Any
 
+from specs.policy_gradient import PolicyGradientAlgorithm
 from specs.records import Trajectory
 from tasks.episodes.shards import tool_errors
 from tasks.loops.groups import group_stats
@@ -14,14 +15,14 @@ REVIEW = 50
 GROUP_SIZES = (4, 8, 16, 32)
 
 
-def measure(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def measure(trajectories: Sequence[Trajectory], spec: PolicyGradientAlgorithm) -> dict[str, Any]:
     """Return the preflight's figures: reward, success, tool success, length, advantages, groups that can teach.
 
     Trajectories without a verdict are counted under `invalid` and take no part in the rest.
     """
     valid = [t for t in trajectories if t.success is not None and t.reward is not None]
     rewards = [t.reward or 0.0 for t in valid] or [0.0]
-    stats = group_stats(trajectories, "group_std")
+    stats = group_stats(trajectories, spec)
     by_problem: dict[str, list[bool]] = {}
     for t in valid:
         by_problem.setdefault(t.problem_id, []).append(bool(t.success))

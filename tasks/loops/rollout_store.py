@@ -1,12 +1,11 @@
 """Rollouts that outlive an attempt: one folder a part, named with the digest of what is in it."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from specs.records import Trajectory
 from tasks.episodes.shards import read_shards, write_shards
-from tasks.files import digest_tree, remove_temporaries, replace_dir, temporary
+from tasks.files import digest_tree, remove_dir, remove_temporaries, replace_dir, temporary
 
 _DIGITS = 16
 
@@ -34,13 +33,13 @@ class RolloutStore:
             if digest_tree(path)[:_DIGITS] == path.suffix[1:]:
                 return list(read_shards(path))
             self.damaged.append(name)
-            shutil.rmtree(path)
+            remove_dir(path)
         return None
 
     def remove(self, name: str) -> None:
         """Remove a part."""
         for path in self._folder.glob(f"{name}.*"):
-            shutil.rmtree(path)
+            remove_dir(path)
 
     def names(self) -> Iterator[str]:
         """Yield the names of all parts, in order."""

@@ -10,11 +10,13 @@ from specs.algorithms import GRPO, SFT, Optimizer
 from specs.errors import StateError, TrainingError
 from tasks.learning.algorithms import loss_for
 from tasks.learning.head import selected_logprobs
-from tasks.learning.learner import Aggregation, row_weights
+from tasks.learning.learner import Mean, row_weights
 from tasks.learning.microbatches import micro_batches
 from tasks.learning.optimizers import learning_rate_at
 from tasks.learning.rows import TrainingRow
+from tasks.loops.updates import mean_of
 from tasks.tensors import LossOutput, token_weights
+from tests.tasks.learning.algorithms.gradients import ALL
 from tests.tasks.learning.tiny import learner, random_rows, tiny_model
 
 NLL = loss_for(SFT(type="sft"))
@@ -25,7 +27,7 @@ def flat_gradient(model):
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def gradient(rows, loss, aggregation: Aggregation = "token", micro_batch_tokens=8192):
+def gradient(rows, loss, aggregation: Mean = "token", micro_batch_tokens=8192):
     """Return loss and flat gradient of a step, caught before the update."""
     model = tiny_model()
     caught = {}
@@ -76,6 +78,37 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(seed, count, micro
     loss, split = gradient(rows, NLL, aggregation, micro_batch_tokens)
     assert loss == pytest.approx(whole_loss, abs=1e-5)
     torch.testing.assert_close(split, whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("spec", ALL, ids=lambda s: s.type)
+@given(seed=st.integers(0, 10_000), count=st.integers(2, 6), micro_batch_tokens=st.integers(1, 90))
+@settings(max_examples=4, deadline=None, derandomize=True)
+def test_policy_gradients_add_up_over_any_split(spec, seed, count, micro_batch_tokens):
+    rng = random.Random(seed)
+    rows = random_rows(count, seed)
+    near = learner(tiny_model()).logprobs(rows)
+    for row, values in zip(rows, near, strict=True):
+        row.sampler_logprobs = [v + rng.uniform(-0.4, 0.4) if m else 0.0 for v, m in zip(values, row.mask, strict=True)]
+        row.reference_logprobs = [
+            v + rng.uniform(-0.4, 0.4) if m else 0.0 for v, m in zip(values, row.mask, strict=True)
+        ]
+        row.corrections = [rng.uniform(0, 2) for _ in row.ids]
+        row.advantages = [rng.uniform(-1, 1)] * len(row.ids)
+    loss = loss_for(spec.model_copy(update={"kl_coef": 0.1}))
+    mean = mean_of(spec, 16)
+    whole_loss, whole = gradient(rows, loss, mean)
+    split_loss, split = gradient(rows, loss, mean, micro_batch_tokens)
+    assert split_loss == pytest.approx(whole_loss, abs=1e-5)
+    torch.testing.assert_close(split, whole, atol=1e-5, rtol=1e-4)
+
+
+def test_metrics_are_means_over_tokens_whatever_the_aggregation():
+    rows = random_rows(5, 3)
+    for row in rows:
+        row.sampler_logprobs, row.advantage = [-9.0] * len(row.ids), 1.0
+    loss = loss_for(GRPO(type="grpo"))
+    shares = [learner(tiny_model()).step(rows, loss, mean).metrics["clip_fraction"] for mean in ("sequence_sum", 7)]
+    assert shares == pytest.approx([1.0, 1.0])
 
 
 def test_known_token_losses_are_averaged_over_the_step_and_not_by_micro_batch():
@@ -141,6 +174,24 @@ def test_a_shared_prompt_gives_the_same_gradient(micro_batch_tokens):
     apart = gradient(rows, loss)
     assert shared[0] == pytest.approx(apart[0], abs=1e-5)
     torch.testing.assert_close(shared[1], apart[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("vocabulary", [9, 5000])
+def test_entropies_have_a_gradient_where_asked(vocabulary):
+    torch.manual_seed(1)
+    hidden = torch.randn(300, 8, requires_grad=True)
+    weight = torch.randn(vocabulary, 8, requires_grad=True)
+    targets, outer = torch.randint(vocabulary, (300,)), torch.randn(2, 300)
+    logprobs, entropy = selected_logprobs(hidden, weight, targets, entropy_gradient=True)
+    found = torch.autograd.grad((logprobs * outer[0]).sum() + (entropy * outer[1]).sum(), (hidden, weight))
+    alone = torch.autograd.grad(selected_logprobs(hidden, weight, targets, entropy_gradient=True)[1].sum(), hidden)[0]
+    whole = (hidden @ weight.t()).log_softmax(-1)
+    by_hand = -(whole.exp() * whole).sum(-1)
+    expected = (whole.gather(1, targets[:, None])[:, 0] * outer[0]).sum() + (by_hand * outer[1]).sum()
+    for got, wanted in zip(found, torch.autograd.grad(expected, (hidden, weight), retain_graph=True), strict=True):
+        torch.testing.assert_close(got, wanted, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(alone, torch.autograd.grad(by_hand.sum(), hidden)[0], atol=1e-4, rtol=1e-3)
+    assert not selected_logprobs(hidden, weight, targets)[1].requires_grad
 
 
 @pytest.mark.parametrize("count", [1, 300])

@@ -97,3 +97,17 @@ def test_reports_of_sets_merge():
 def test_tokens_after_the_last_trained_one_are_not_forwarded():
     row = TrainingRow(id="a", source="s", ids=[1, 2, 3, 4], mask=[False, True, False, False])
     assert (row.length, row.trained) == (2, 1)
+
+
+def test_turns_with_advantages_of_their_own_give_them_to_their_tokens():
+    made = trajectory([P, A, A, T, A, P, A], name="t")
+    made.turns = [Turn(1, 3, "", None, None), Turn(4, 5, "", None, None), Turn(6, 7, "", None, None)]
+    own = {"t": [0.5, -1.0, 2.0]}
+    (row,), _ = rows_from([made], max_length=32, behaviour=True, advantages={"t": 0.25}, turn_advantages=own)
+    assert row.advantages == [0, 0.5, 0.5, 0, -1.0, 0, 2.0]
+    assert row.advantage == 0.25
+    made.sampling["segments"] = [0, 5]
+    rows, _ = rows_from([made], max_length=32, behaviour=True, advantages={"t": 0.25}, turn_advantages=own)
+    assert [r.advantages for r in rows] == [[0, 0.5, 0.5, 0, -1.0], [0, 2.0]]
+    (cut, _), _ = rows_from([made], max_length=3, behaviour=True, advantages={"t": 0.25}, turn_advantages=own)
+    assert cut.advantages == [0, 0.5, 0.5]

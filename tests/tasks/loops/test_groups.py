@@ -1,10 +1,18 @@
+import math
+
 import pytest
 
+from specs.algorithms import GRPO
+from specs.policy_gradient import policy_gradient_from
+from specs.records import Observation, ToolCall, Turn
 from specs.stages import Needs
 from tasks.judging.needs import unmet
-from tasks.loops.groups import group_stats, rollout_figures
+from tasks.loops.groups import group_stats, overlong_figures, rollout_figures, walk_of
 from tasks.loops.preflight import expected_mixed, measure, review_sample
 from tests.tasks.learning.test_rows import A, U, trajectory
+
+SCALED = GRPO(type="grpo")
+CENTRED = GRPO(type="grpo", scale_rewards="none")
 
 
 def group(name, rewards, success=lambda r: r >= 1.0, **more):
@@ -20,7 +28,7 @@ def group(name, rewards, success=lambda r: r >= 1.0, **more):
 
 def test_groups_without_variance_are_split_into_right_and_wrong():
     made = group("r", [1.0] * 4) + group("w", [0.0] * 4) + group("m", [1.0, 0.0, 0.0, 1.0])
-    stats = group_stats(made, "group_std")
+    stats = group_stats(made, SCALED)
     expected = {"m0": 0.866024, "m1": -0.866024, "m2": -0.866024, "m3": 0.866024}
     assert stats.advantages == pytest.approx(expected, abs=2e-6)
     figures = rollout_figures(made, stats)
@@ -36,7 +44,7 @@ def test_what_a_group_repeats_token_for_token_is_counted():
     made[2].ids = [9, 8, 7]
     made[4].status = "truncated"
     lost = group("d", [None, None], status="infrastructure")
-    figures = rollout_figures([*made, *lost], group_stats([*made, *lost], "none"))
+    figures = rollout_figures([*made, *lost], group_stats([*made, *lost], CENTRED))
     assert figures["repeated"] == pytest.approx(2 / 8)
     assert figures["identical_groups"] == pytest.approx(1 / 4)
     assert figures["policy_tokens_finished"] == 2.0
@@ -44,20 +52,20 @@ def test_what_a_group_repeats_token_for_token_is_counted():
 
 def test_a_group_that_shrank_to_one_is_dropped_and_counted():
     made = group("g", [1.0, None, None, None])
-    stats = group_stats(made, "group_std")
+    stats = group_stats(made, SCALED)
     assert (stats.advantages, stats.counts.too_few) == ({}, 1)
     assert rollout_figures(made, stats)["too_few_valid_groups"] == 1.0
     lost = group("h", [1.0, 0.0], status="infrastructure")
-    assert group_stats(lost, "none").counts.missing == 2
+    assert group_stats(lost, CENTRED).counts.missing == 2
 
 
 def test_partial_groups_use_those_that_are_left():
-    stats = group_stats(group("g", [1.0, None, 0.0, 1.0]), "group_std")
+    stats = group_stats(group("g", [1.0, None, 0.0, 1.0]), SCALED)
     assert stats.advantages == pytest.approx({"g0": 0.57735, "g2": -1.154699, "g3": 0.57735}, abs=2e-6)
 
 
 def test_graded_rewards_may_vary_without_a_success():
-    stats = group_stats(group("g", [0.1, 0.2]), "none")
+    stats = group_stats(group("g", [0.1, 0.2]), CENTRED)
     assert (stats.mixed, stats.flat_wrong) == (0, 0)
     assert stats.advantages == pytest.approx({"g0": -0.05, "g1": 0.05})
 
@@ -71,7 +79,7 @@ def test_expected_share_of_mixed_groups():
 
 def test_preflight_figures_and_needs():
     made = group("r", [1.0] * 4) + group("w", [0.0] * 4) + group("m", [1.0, 0.0, -1.0, 1.0]) + group("x", [None] * 2)
-    figures = measure(made)
+    figures = measure(made, SCALED)
     assert (figures["rollouts"], figures["problems"], figures["invalid"]) == (14, 3, 2)
     assert (figures["success"], figures["positive_problem_rate"]) == (0.5, pytest.approx(2 / 3))
     assert figures["mixed_group_rate"] == 0.25
@@ -90,6 +98,46 @@ def test_preflight_figures_and_needs():
 
 
 def test_an_empty_preflight_does_not_divide_by_zero():
-    figures = measure([])
+    figures = measure([], SCALED)
     assert (figures["success"], figures["tool_success"]) == (0.0, None)
     assert unmet(Needs(), figures) == ["success is 0.000, needs 0.01"]
+
+
+def test_a_reward_that_is_no_number_is_missing_and_never_a_mean():
+    made = group("g", [1.0, math.nan, 0.0, 1.0])
+    stats = group_stats(made, SCALED)
+    assert stats.advantages == pytest.approx({"g0": 0.57735, "g2": -1.154699, "g3": 0.57735}, abs=2e-6)
+    figures = rollout_figures(made, stats)
+    assert (figures["reward_mean"], figures["invalid"]) == (pytest.approx(2 / 3), 0.25)
+
+
+def test_a_group_of_one_value_is_kept_where_the_step_or_a_critic_judges():
+    made = group("a", [1.0, 1.0]) + group("b", [0.0, 0.0])
+    against_step = group_stats(made, policy_gradient_from({"type": "reinforce"}))
+    assert against_step.advantages == {"a0": 0.5, "a1": 0.5, "b0": -0.5, "b1": -0.5}
+    critic = group_stats(made, policy_gradient_from({"type": "ppo"}))
+    assert critic.advantages == {"a0": 1.0, "a1": 1.0, "b0": 0.0, "b1": 0.0}
+    assert (against_step.teaching, critic.teaching, group_stats(made, SCALED).teaching) == (2, 2, 0)
+
+
+def test_turns_stand_in_the_same_state_by_observation_or_by_history():
+    (made,) = group("g", [1.0])
+    first = ToolCall("find", {"x": 1}, "")
+    made.turns = [
+        Turn(1, 2, "", first, Observation({"a": 1})),
+        Turn(2, 2, "", ToolCall("find", {}, "", error="missing_argument"), Observation({"e": 1}, is_error=True)),
+        Turn(2, 3, "", first, Observation({"a": 1})),
+        Turn(3, 3, "", None, None),
+    ]
+    walk = walk_of(made, "observation")
+    assert walk.anchors[0] == ""
+    assert walk.anchors[1] == walk.anchors[3] != walk.anchors[2]
+    assert walk.valid == [True, False, True, True]
+    assert len(set(walk_of(made, "history").anchors)) == 4
+
+
+def test_the_penalty_for_length_stands_beside_the_reward():
+    made = group("g", [1.0, 1.0])
+    spec = policy_gradient_from({"type": "dapo", "truncated": "score", "overlong": {"limit": 2, "buffer": 2}})
+    assert overlong_figures(made, spec) == {"overlong_penalty": -1.0}
+    assert overlong_figures(made, SCALED) == {}

@@ -7,14 +7,17 @@ import torch
 
 from specs.algorithms import GRPO, Optimizer
 from specs.errors import Interrupted, TrainingError, VerifierError
+from specs.policy_gradient import PolicyGradientAlgorithm, ValueBased
 from tasks.episodes.local import LocalSampler
 from tasks.learning.checkpoints import Checkpointer
+from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
 from tasks.loops.collect import Draw, collect
 from tasks.loops.fit import Hooks
-from tasks.loops.on_policy import OnPolicy, train_grpo
+from tasks.loops.on_policy import OnPolicy, train_policy_gradient
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.updates import policy_updates
 from tests.tasks.loops.toy import problem, taught_policy, toy_arena
 
 PROBLEMS = [problem(i) for i in range(6)]
@@ -32,13 +35,25 @@ def taught():
     return taught_policy()
 
 
-def stage(taught, spec=SPEC, problems=PROBLEMS, folder=None, stop_after=None, spoil=None, max_new_tokens=8, **reward):
+def stage(
+    taught,
+    spec: PolicyGradientAlgorithm = SPEC,
+    problems=PROBLEMS,
+    folder=None,
+    stop_after=None,
+    spoil=None,
+    max_new_tokens=8,
+    **reward,
+):
     policy = copy.deepcopy(taught)
     arena = toy_arena(policy, **reward)
     arena = replace(arena, max_new_tokens=max_new_tokens)
     sampler = arena.sampler
     assert isinstance(sampler, LocalSampler)
-    learner = Learner(policy.model, spec.optimizer, spec.steps * spec.updates_per_batch)
+    learner = Learner(policy.model, spec.optimizer, policy_updates(spec))
+    critic = None
+    if isinstance(spec, ValueBased):
+        critic = CriticLearner(copy.deepcopy(taught).model, spec.critic, spec.steps)
     lines = []
     hooks = Hooks(metrics=lambda step, **values: lines.append(values), checkpoint_seconds=0.0)
     hooks.stop = lambda: stop_after is not None and len(lines) >= stop_after
@@ -56,8 +71,9 @@ def stage(taught, spec=SPEC, problems=PROBLEMS, folder=None, stop_after=None, sp
         max_length=policy.config.max_length,
         load_weights=load,
         reference=copy.deepcopy(taught).model,
+        critic=critic,
     )
-    return learner, lambda: train_grpo(learner, arena, fixed, hooks)
+    return learner, lambda: train_policy_gradient(learner, arena, fixed, hooks)
 
 
 def weights(learner):

@@ -4,6 +4,7 @@ import random
 
 from specs.agents import ToolLoop
 from specs.algorithms import SFT, Optimizer, SupervisedBatch
+from specs.errors import DataError
 from specs.policy import BPETokenizer, ScratchPolicy
 from specs.records import Demonstration, Observation, Problem, ToolCall, Verdict
 from specs.reward import Reward
@@ -58,7 +59,10 @@ class ToyEnvironment:
     def open(self, problem, seed):
         return ToyWorld()
 
-    def demonstrate(self, problem, seed, mistakes=0.0):
+    def sibling(self, problem, seed):
+        raise DataError("no siblings here")
+
+    def demonstrate(self, problem, seed, mistakes=0.0, *, recovers=True):
         letter = random.Random(f"{problem.id}/{seed}").choice(LETTERS)
         call = ToolCall("say", {"letter": letter}, "")
         return Demonstration(problem, [(call, Observation({"ok": 1}, done=True))], "clerk")

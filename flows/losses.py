@@ -1,0 +1,191 @@
+"""What a policy-gradient stage minimises, in an equation and in words. Pure."""
+
+from typing import assert_never
+
+from specs.policy_gradient import (
+    CISPO,
+    DAPO,
+    G2PO,
+    GRPO,
+    GSPO,
+    PPO,
+    REINFORCE,
+    RLOO,
+    SAO,
+    Correction,
+    DrGRPO,
+    GiGPO,
+    PolicyGradientAlgorithm,
+    TurnPPO,
+)
+
+MEAN = {
+    "token": "w = 1 / trained tokens of the step (every token counts the same)",
+    "sequence": "w = 1 / (trajectories x trained tokens of the trajectory) (every trajectory counts the same)",
+    "turn": "w = 1 / (turns of the step x trained tokens of the turn) (every turn counts the same)",
+    "sequence_sum": "w = 1 / trajectories (token sums: long trajectories count more)",
+}
+_KL = {
+    "k1_in_reward": "k1 of the sampled tokens, taken off A",
+    "k2": "k2",
+    "k3": "k3, whose gradient is that of KL(start || pi)",
+    "k3_plus": "k3 with the gradient of k2",
+}
+
+
+def policy_gradient_loss(spec: PolicyGradientAlgorithm) -> tuple[str, str]:
+    """Return the equation of a policy gradient and what its terms are."""
+    weight = "w" if spec.correction is None else "w c"
+    advantage, ratio = "A", spec.updates_per_batch
+    in_loss = spec.kl_coef > 0 and spec.kl != "k1_in_reward"
+    if spec.kl_coef > 0 and not in_loss:
+        advantage = f"(A - {spec.kl_coef:g} k1)"
+    equation = f"L = {_surrogate(spec, weight, advantage)}"
+    if in_loss:
+        equation += f" + {spec.kl_coef:g} sum w {spec.kl.partition('_')[0]}(pi || start)"
+    if spec.entropy_coef:
+        equation += f" - {spec.entropy_coef:g} sum w entropy"
+    words = [_advantages(spec), *_ratio_words(spec, ratio), _mean(spec), *_cut_words(spec)]
+    if spec.correction is not None:
+        words.append(_correction(spec.correction))
+    if spec.kl_coef > 0:
+        words.append(f"KL to the policy that the stage started from by {_KL[spec.kl]}")
+    else:
+        words.append("no reference")
+    return equation, "; ".join(words)
+
+
+def _surrogate(spec: PolicyGradientAlgorithm, weight: str, advantage: str) -> str:
+    match spec:
+        case REINFORCE() | RLOO():
+            return f"- sum {weight} {advantage} log pi(token)"
+        case CISPO():
+            bounded = f"stop(clip(r, {spec.ratio_low:g}, {spec.ratio_high:g}))"
+            return f"- sum {weight} {bounded} {advantage} log pi(token)"
+        case SAO():
+            inside = f"stop(r where {1 - spec.drift_low:g} < r < {1 + spec.drift_high:g}, else 0)"
+            return f"- sum {weight} {inside} {advantage} log pi(token)"
+        case GRPO() | DrGRPO() | DAPO() | GSPO() | GiGPO() | G2PO() | PPO() | TurnPPO():
+            r = "s" if isinstance(spec, GSPO | TurnPPO) else "r"
+            bounds = f"{1 - spec.clip_low:g}, {1 + spec.clip_high:g}"
+            inner = f"min({r} {advantage}, clip({r}, {bounds}) {advantage})"
+            if spec.dual_clip is not None:
+                inner = f"max({inner}, {spec.dual_clip:g} {advantage} where A < 0)"
+            return f"- sum {weight} {inner}"
+        case _:
+            assert_never(spec)
+
+
+def _advantages(spec: PolicyGradientAlgorithm) -> str:
+    group = f"within a group of {spec.group_size}"
+    match spec:
+        case REINFORCE():
+            return {
+                "batch_mean": "A = R - mean of the step",
+                "running_mean": f"A = R - running mean of earlier steps (of which a step keeps {spec.decay:g})",
+                "length_weighted": f"A = R - mean weighted by tokens {group}",
+                "second_best": f"A = (best R - second best R) / std for the best {group}, 0 for the others",
+            }[spec.baseline]
+        case RLOO():
+            return f"A = R - mean of the others {group}"
+        case DrGRPO():
+            return f"A = R - mean {group}"
+        case GRPO():
+            spread = {
+                "group_std": "(R - mean) / std",
+                "group_population_std": "(R - mean) / population std",
+                "batch_std": "(R - mean) / std of the step",
+                "none": "R - mean",
+            }[spec.scale_rewards]
+            return f"A = {spread} {group}"
+        case DAPO():
+            if spec.overlong is None:
+                return f"A = (R - mean) / std {group}"
+            begin, limit = spec.overlong.limit - spec.overlong.buffer, spec.overlong.limit
+            return f"A = (R - mean) / std {group}, R less up to 1 between {begin} and {limit} tokens"
+        case GSPO() | CISPO():
+            return f"A = (R - mean) / std {group}"
+        case GiGPO() | G2PO():
+            return _by_turn(spec, group)
+        case PPO() | TurnPPO() | SAO():
+            return _by_critic(spec)
+        case _:
+            assert_never(spec)
+
+
+def _by_critic(spec: PPO | TurnPPO | SAO) -> str:
+    over = "turns" if isinstance(spec, TurnPPO) else "tokens"
+    if spec.length_adaptive is None:
+        own = f"lambda {spec.gae_lambda:g}"
+    else:
+        own = f"lambda 1 - 1 / ({spec.length_adaptive:g} x {over})"
+    learns = own if spec.value_lambda is None else f"lambda {spec.value_lambda:g}"
+    words = f"A = GAE over the policy's {over} (discount {spec.discount:g}, {own})"
+    words += " with a mean of 0 and a variance of 1" if spec.whiten else ""
+    critic = f"the critic learns returns ({learns}) in {spec.critic.updates_per_batch} updates a step"
+    if spec.critic.clip is not None:
+        critic += f", clipped at {spec.critic.clip:g}"
+    alone = f", alone in the first {spec.critic.warmup_steps} steps" if spec.critic.warmup_steps else ""
+    return f"{words}; {critic}{alone}"
+
+
+def _by_turn(spec: GiGPO | G2PO, group: str) -> str:
+    over = "" if spec.scale_rewards == "none" else ", each by its std"
+    state = "last observation" if spec.anchor == "observation" else "observations so far"
+    if isinstance(spec, GiGPO):
+        own = f"what followed (discount {spec.discount:g}) less its mean over turns after the same {state}"
+        whole = "R - mean" if spec.statistics == "trajectories" else "R - mean over turns"
+    else:
+        own = f"the worth of the next state among turns after the same {state}, plus the gain in worth"
+        own += f" (success {spec.success_value:g}, discount {spec.discount:g}, invalid call -{spec.invalid_penalty:g})"
+        whole = "R - mean"
+    return f"A of a turn = {whole} {group} + {spec.turn_coef:g} x {own}{over}"
+
+
+def _ratio_words(spec: PolicyGradientAlgorithm, passes: int) -> list[str]:
+    if isinstance(spec, REINFORCE | RLOO):
+        return []
+    if isinstance(spec, SAO):
+        return ["r = pi / sampler"]
+    if spec.correction is not None:
+        base = "pi / pi before the update"
+    else:
+        base = "pi / sampler" + ("" if passes == 1 else ", from the second pass on pi / pi of the first")
+    if isinstance(spec, TurnPPO):
+        return [f"s = {'geometric mean' if spec.ratio == 'geometric' else 'product'} over a turn of r, r = {base}"]
+    return [f"s = geometric mean over a trajectory of r, r = {base}" if isinstance(spec, GSPO) else f"r = {base}"]
+
+
+def _mean(spec: PolicyGradientAlgorithm) -> str:
+    if spec.aggregation == "constant":
+        budget = "the policy's max_length" if spec.token_budget is None else f"{spec.token_budget} tokens"
+        return f"w = 1 / (trajectories x {budget}) (no mean over a length)"
+    return MEAN[spec.aggregation]
+
+
+def _cut_words(spec: PolicyGradientAlgorithm) -> list[str]:
+    words = [
+        "cut trajectories are left out" if spec.truncated == "mask" else "cut trajectories train with their reward"
+    ]
+    if isinstance(spec, DAPO) and spec.resample is not None:
+        short = "trains on fewer" if spec.resample.when_short == "train" else "stops the stage"
+        words.append(
+            f"groups that do not vary are replaced in up to {spec.resample.max_rounds} rounds of a step; a short step {short}"
+        )
+    return words
+
+
+def _correction(spec: Correction) -> str:
+    low, high = spec.band
+    rho = "pi / sampler of each token" if spec.ratio == "token" else "the product of pi / sampler of each trajectory"
+    bounded = f"at most {high:g}" if spec.outside == "truncate" else f"0 outside [{low:g}, {high:g}]"
+    words = f"c = {rho}, {bounded}" + (", divided by its mean" if spec.normalize else "")
+    rules = [
+        None
+        if spec.reject_mean is None
+        else f"a mean ratio outside [{spec.reject_mean[0]:g}, {spec.reject_mean[1]:g}]",
+        None if spec.reject_below is None else f"a ratio below {spec.reject_below:g}",
+        None if spec.reject_drifted is None else f"A < 0 and a mean drift above {spec.reject_drifted:g} nats",
+    ]
+    told = [r for r in rules if r]
+    return words + (f"; trajectories with {' or '.join(told)} are left out" if told else "")

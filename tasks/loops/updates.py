@@ -1,0 +1,162 @@
+"""One batch of rollouts to its updates: missing logprobs, correction, reference, passes, and what a person is told."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from specs.errors import TrainingError
+from specs.policy_gradient import PolicyGradientAlgorithm, TurnPPO, ValueBased
+from tasks.learning.algorithms import loss_for
+from tasks.learning.correction import correct
+from tasks.learning.critic import CriticLearner, estimate
+from tasks.learning.learner import Learner, Mean, StepReport
+from tasks.learning.rows import TrainingRow
+from tasks.policy.llama import Llama
+
+
+@dataclass(slots=True)
+class Updated:
+    """What a batch led to."""
+
+    updated: bool
+    trained_tokens: int
+    figures: dict[str, float]
+    warm_up: bool = False
+    """Only the critic was to learn."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Rows left out of the mean, by reason."""
+
+
+def update(
+    learner: Learner,
+    rows: list[TrainingRow],
+    spec: PolicyGradientAlgorithm,
+    reference: Llama | None,
+    *,
+    max_length: int,
+    step: int,
+    critic: CriticLearner | None = None,
+) -> Updated:
+    """Pass over the batch `updates_per_batch` times; from the second pass on, ratios are to the first pass.
+
+    With a correction, ratios are to the trainer's logprobs before the first pass, and the sampler enters by its weights.
+    A critic gives the advantages and then learns; in its warm-up it learns alone.
+    """
+    rows, missing = without_missing(rows, spec.max_missing_logprobs, step)
+    dropped, figures = {"missing_logprob": missing} if missing else {}, dict[str, float]()
+    if spec.correction is not None and rows:
+        corrected = correct(rows, learner.logprobs(rows), spec.correction)
+        left_out(dropped, corrected.rejected)
+        rows, figures = corrected.rows, corrected.figures
+    if rows and spec.kl_coef > 0:
+        assert reference is not None, "kl_coef > 0 needs a reference"
+        for row, values in zip(rows, learner.logprobs(rows, reference), strict=True):
+            row.reference_logprobs = values
+    warm_up = False
+    if isinstance(spec, ValueBased) and rows:
+        assert critic is not None, "advantages come from a critic"
+        values = critic.values(rows)
+        found = estimate(rows, values, spec, by_turn=isinstance(spec, TurnPPO))
+        figures |= critic.fit(found.rows, found.returns, values, spec.critic)
+        warm_up = step < spec.critic.warmup_steps
+    reports = [] if warm_up else _passes(learner, rows, spec, mean_of(spec, max_length), step)
+    return Updated(
+        updated=any(r.updated for r in reports),
+        warm_up=warm_up,
+        trained_tokens=sum(r.trained_tokens for r in reports),
+        figures=_figures(reports) | figures,
+        dropped=dropped,
+    )
+
+
+def _passes(
+    learner: Learner, rows: list[TrainingRow], spec: PolicyGradientAlgorithm, mean: Mean, step: int
+) -> list[StepReport]:
+    reports: list[StepReport] = []
+    for number in range(spec.updates_per_batch):
+        first = number == 0
+        done = learner.step(
+            rows,
+            loss_for(spec),
+            mean,
+            guard=partial(_check_fresh, spec=spec, step=step) if first else None,
+            keep_logprobs=first and spec.updates_per_batch > 1 and spec.correction is None,
+            entropy_gradient=spec.entropy_coef != 0,
+        )
+        for row, values in zip(rows, done.logprobs, strict=False):
+            row.old_logprobs = values
+        reports.append(done)
+    return reports
+
+
+def policy_updates(spec: PolicyGradientAlgorithm) -> int:
+    """Return how many updates of the policy a stage asks for."""
+    alone = spec.critic.warmup_steps if isinstance(spec, ValueBased) else 0
+    return (spec.steps - alone) * spec.updates_per_batch
+
+
+def mean_of(spec: PolicyGradientAlgorithm, max_length: int) -> Mean:
+    """Return how tokens become one number: the aggregation, or the number of tokens that a constant one divides by."""
+    if spec.aggregation == "constant":
+        return spec.token_budget or max_length
+    return spec.aggregation
+
+
+def without_missing(rows: Sequence[TrainingRow], most: float, step: int) -> tuple[list[TrainingRow], int]:
+    """Return the rows without the tokens whose sampler logprob is missing, and how many those are.
+
+    A row of which nothing is left goes. TrainingError where more than `most` of the tokens are missing.
+    """
+    kept: list[TrainingRow] = []
+    missing = total = 0
+    for row in rows:
+        given = row.sampler_logprobs or []
+        mask = [m and math.isfinite(p) for m, p in zip(row.mask, given, strict=True)]
+        gone = row.trained - sum(mask)
+        missing, total = missing + gone, total + row.trained
+        if any(mask):
+            kept.append(replace(row, mask=mask) if gone else row)
+    if total and missing / total > most:
+        raise TrainingError(
+            f"step {step}: {missing} of {total} tokens have no sampler logprob (missing or infinite), max_missing_logprobs "
+            f"is {most:g}. The sampler cuts its distribution (top-p, top-k) or loses them; set it to record them all"
+        )
+    return kept, missing
+
+
+def left_out(total: dict[str, int], *more: dict[str, int]) -> None:
+    """Add counts by reason."""
+    for counts in more:
+        for reason, count in counts.items():
+            total[reason] = total.get(reason, 0) + count
+
+
+def _check_fresh(report: StepReport, *, spec: PolicyGradientAlgorithm, step: int) -> None:
+    """Before the first update of a batch, trainer and sampler hold the same weights and must agree."""
+    gap = report.metrics.get("logprob_gap", 0.0)
+    if gap > spec.max_logprob_gap:
+        raise TrainingError(
+            f"step {step}: the trainer's and the sampler's logprobs of a fresh batch differ by {gap:.4f} nats a token, "
+            f"max_logprob_gap is {spec.max_logprob_gap:g}: weights, tokenizer, temperature or precision differ between "
+            "them. Set policy.precision and policy.sampler_precision to fp32 to see which"
+        )
+
+
+def _figures(updates: list[StepReport]) -> dict[str, float]:
+    if not updates:
+        return {"updated": 0.0}
+    first, last = updates[0], updates[-1]
+    figures = {
+        "updated": float(any(u.updated for u in updates)),
+        "loss": first.loss,
+        "grad_norm": first.grad_norm,
+        "learning_rate": last.learning_rate,
+        "trained_tokens": float(first.trained_tokens),
+    }
+    for name in ("entropy", "logprob_gap", "sampler_kl_k3", "ess", "reference_kl_k3"):
+        if name in first.metrics:
+            figures[name] = first.metrics[name]
+    if "clip_fraction" in last.metrics:
+        figures["clip_fraction"] = last.metrics["clip_fraction"]
+    return figures
