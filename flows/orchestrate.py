@@ -6,7 +6,6 @@ alone carries nodes out, so nothing here can hold a node up, lose its work, or k
 
 import contextlib
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from flows.execute import Executor
 from flows.nodes import Plan
 from flows.state import State
 from specs.errors import TutelageError
+from tasks.processes import PIPE, Child, end, spawn
 
 Say = Callable[[str], None]
 FINISH_SECONDS = 20.0
@@ -85,7 +85,7 @@ class _Mirror:
     def __init__(self, home: Path, plan: Plan, execution: str, executor: Executor, told: Say) -> None:
         self._told = told
         self._use: services.Use | None = None
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Child | None = None
         self._log = home / "prefect" / "mirror.log"
         with _kept(told, "the run goes on without Prefect"):
             self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -93,22 +93,15 @@ class _Mirror:
             self._process = self._start([str(home), plan.program, execution])
             self._write(json.dumps(executor.wanted))
 
-    def _start(self, arguments: list[str]) -> "subprocess.Popen[str]":
+    def _start(self, arguments: list[str]) -> Child:
         with self._log.open("w") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "flows.mirror", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
+            return spawn([sys.executable, "-m", "flows.mirror", *arguments], stdin=PIPE, stdout=PIPE, stderr=log)
 
     def _write(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended; `check` says why
-            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
     def check(self) -> None:
@@ -116,7 +109,8 @@ class _Mirror:
         if self._process is None or self._process.poll() is None:
             return
         assert self._process.stdout is not None
-        said, code = self._process.stdout.read().strip(), self._process.returncode
+        said = self._process.stdout.read().decode(errors="replace").strip()
+        code = self._process.returncode
         self._process = None
         if code != 0:
             reason = said or f"the process that shows it ended with status {code}; see {self._log}"
@@ -136,8 +130,7 @@ class _Mirror:
     def close(self) -> None:
         """End the process, by its pid, and give the server up."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            end(self._process)
         if self._use is not None:
             self._use.release()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flows.compile import compile as compile_program
 from flows.drive import Finish, Request, drive
 from flows.leases import driver_lease
+from flows.news import settled_plan
 from flows.nodes import Plan
 from flows.plan import load as load_plan
 from flows.plan import same, statuses
@@ -19,7 +20,7 @@ from flows.prepare import last_plan
 from flows.reconcile import reconcile
 from flows.resolve import resolve
 from flows.state import State, exit_code, find_home
-from specs.errors import OutOfDateError, StateError
+from specs.errors import OutOfDateError, UsageError
 
 if TYPE_CHECKING:
     from specs.loader import LoadedProgram
@@ -49,6 +50,9 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
         )
         parser.add_argument("--refresh", action="store_true", help="look up moving names (aliases) anew")
         parser.add_argument("--plan", metavar="FILE", help="refuse to run unless this saved plan is still right")
+        parser.add_argument(
+            "--scheduled", metavar="NAME", help="run as this schedule does: look anew, and only where there is news"
+        )
     parser.add_argument("--wait", action="store_true", help="wait while another process runs this program")
     parser.add_argument("--no-services", dest="services", action="store_false", help="without Prefect and MLflow")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON, and no progress")
@@ -71,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         request = _request(args, options)
         if not args.json:
             _say_why(plan, state, request)
-        finish = drive(plan, state, request)
+        finish = drive(plan, state, replace(request, notify=loaded.program.notify))
     with contextlib.suppress(BrokenPipeError):  # who reads no further still gets the exit code
         _tell(args, state, plan, finish, request)
         sys.stdout.flush()
@@ -88,6 +92,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "start": args.start,
         "refresh": args.refresh,
         "plan": args.plan,
+        "schedule": args.scheduled,
     }
 
 
@@ -102,7 +107,7 @@ def _last_options(state: State, file: str | None) -> dict[str, Any]:
     if file is not None:
         empty = dict.fromkeys(("until", "only", "start", "plan"))
         return {"file": str(Path(file).absolute()), "set": [], "smoke": False, "refresh": False, **empty}
-    raise StateError(f"{state.home}: no program was run here yet; start one with `{EXAMPLES['run']}`")
+    raise UsageError(f"{state.home}: no program was run here yet; start one with `{EXAMPLES['run']}`")
 
 
 def _load(options: dict[str, Any]) -> "LoadedProgram":
@@ -117,7 +122,10 @@ def _load(options: dict[str, Any]) -> "LoadedProgram":
 
 
 def _plan(loaded: "LoadedProgram", state: State, options: dict[str, Any]) -> Plan:
-    resolution = resolve(loaded, state_view=state, refresh=bool(options["refresh"]))
+    if options.get("schedule") is not None and (settled := settled_plan(loaded, state)) is not None:
+        return settled
+    refresh = bool(options["refresh"]) or options.get("schedule") is not None
+    resolution = resolve(loaded, state_view=state, refresh=refresh)
     plan = compile_program(loaded.program, resolution)
     if options["plan"] is not None:
         stored = load_plan(Path(options["plan"]))
@@ -131,6 +139,8 @@ def _plan(loaded: "LoadedProgram", state: State, options: dict[str, Any]) -> Pla
 
 def _request(args: argparse.Namespace, options: dict[str, Any]) -> Request:
     kept = {k: options[k] for k in ("set", "until", "only", "smoke")}
+    if options.get("schedule") is not None:
+        kept["schedule"] = options["schedule"]
     return Request(
         file=options["file"],
         arguments=kept,

@@ -1,0 +1,173 @@
+"""What people answered to held gates: one durable file per answer, bound to the evidence that was asked about.
+
+`.tutelage/answers/<program>/<gate>.<evidence>.json` says who, when and why. The evidence is the digest of the gate's
+record without any answer and of everything that the gate read: other rollouts or another candidate ask again. Answers
+are resolved before each run, so that they are part of the gate's key and of what its record says.
+"""
+
+import getpass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from flows.durable import digest_tree, write_json
+from flows.leases import short_lock
+from flows.nodes import Json, digest
+from flows.state import NOTHING, RunRecord, State, now
+from specs.errors import StateError
+
+Verdict = Literal["approved", "rejected"]
+FORMAT = 1
+_WORDS: dict[str, str] = {"approved": "pass", "rejected": "fail"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a person said about one record of one gate."""
+
+    program: str
+    gate: str
+    """Id of the gate's node."""
+    verdict: Verdict
+    evidence: str
+    """Digest of the record that was looked at."""
+    by: str
+    at: str
+    why: str
+    candidate: str | None
+    run_key: str
+    execution: str
+
+    @property
+    def sentence(self) -> str:
+        """Return the answer in words."""
+        return f"{self.verdict} by {self.by} at {self.at[:16]}{f': {self.why}' if self.why else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGate:
+    """A gate of a program's last run that cannot decide by itself."""
+
+    gate: str
+    run_key: str
+    evidence: str
+    candidate: str | None
+    sentence: str
+    answer: Answer | None
+
+
+def evidence_of(record: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """Return the digest of a gate's record and of what it read, by input."""
+    return digest([dict(record), {k: v for k, v in inputs.items() if v != NOTHING}])
+
+
+def held_gates(state: State, record: RunRecord) -> list[HeldGate]:
+    """Return the gates that an execution left held, each with the answer that was given since."""
+    known = {(a.gate, a.evidence): a for a in answers(state.home, record.program)}
+    found: list[HeldGate] = []
+    for node, end in record.nodes.items():
+        if end.get("status") != "held" or not end.get("run_key"):
+            continue
+        path = state.node(str(end["run_key"])) / "out" / "gate.json"
+        receipt = state.receipt(str(end["run_key"]))
+        try:
+            if receipt is None:
+                raise ValueError("its receipt is damaged or gone")
+            data = cast(Json, json.loads(path.read_bytes()))
+            candidate, sentence = data["candidate"], str(data["sentence"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise StateError(f"{path}: no usable gate record ({e}); run the program again from its gate") from e
+        evidence = evidence_of(data, receipt.inputs)
+        found.append(HeldGate(node, str(end["run_key"]), evidence, candidate, sentence, known.get((node, evidence))))
+    return found
+
+
+def give(state: State, record: RunRecord, gate: HeldGate, verdict: Verdict, *, by: str, why: str) -> Answer:
+    """Keep an answer and return it; the one that is there already where it says the same.
+
+    StateError where the same evidence was answered otherwise.
+    """
+    answer = Answer(
+        record.program,
+        gate.gate,
+        verdict,
+        gate.evidence,
+        by,
+        now(),
+        why,
+        gate.candidate,
+        gate.run_key,
+        record.execution,
+    )
+    path = _path(state.home, answer)
+    with short_lock(state.home / "answers" / "lock"):
+        if path.exists():
+            before = _read(path)
+            if before.verdict == verdict:
+                return before
+            raise StateError(
+                f"{record.program}: {gate.gate} was {before.sentence}; an answer to the same evidence stays: new evidence "
+                "asks again, and `tutelage promote` or `tutelage rollback` changes the champion"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        body = asdict(answer)
+        write_json(path, {"format": FORMAT, **body, "check": digest(body)})
+    return answer
+
+
+def answers(home: Path, program: str) -> list[Answer]:
+    """Return every answer of a program, by gate and evidence. StateError names a file that is damaged."""
+    return [_read(path) for path in sorted((home / "answers" / program).glob("*.json"))]
+
+
+def resolved(home: Path, program: str) -> dict[str, list[Json]]:
+    """Return, by gate node, the answers that its body may apply."""
+    found: dict[str, list[Json]] = {}
+    for a in answers(home, program):
+        found.setdefault(a.gate, []).append(
+            {"evidence": a.evidence, "verdict": a.verdict, "by": a.by, "at": a.at, "why": a.why}
+        )
+    return found
+
+
+def applied(record: Json, given: list[Json], inputs: Mapping[str, Path]) -> Json:
+    """Return an inconclusive record as a person answered it; the record itself where nobody did.
+
+    `inputs` are the folders that the gate read.
+    """
+    if not given:
+        return record
+    evidence = evidence_of(record, {name: digest_tree(folder) for name, folder in inputs.items()})
+    said = next((a for a in given if a["evidence"] == evidence), None)
+    if said is None:
+        return record
+    why = f": {said['why']}" if said["why"] else ""
+    words = f"{said['verdict']} by {said['by']} at {str(said['at'])[:16]}{why}"
+    sentence = f"{words} (the evidence alone is inconclusive: {record['sentence']})"
+    text = f"{record['text']}\n{words}".strip()
+    return {**record, "answer": _WORDS[said["verdict"]], "sentence": sentence, "text": text, "person": dict(said)}
+
+
+def person() -> str:
+    """Return who is at the keyboard, as far as the system knows."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
+
+
+def _path(home: Path, answer: Answer) -> Path:
+    return home / "answers" / answer.program / f"{answer.gate}.{answer.evidence[:16]}.json"
+
+
+def _read(path: Path) -> Answer:
+    try:
+        data = cast(Json, json.loads(path.read_bytes()))
+        check, version = data.pop("check"), data.pop("format")
+        if version != FORMAT or check != digest(data):
+            raise ValueError("its content was changed" if version == FORMAT else f"format {version}")
+        return Answer(**data)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise StateError(f"{path}: damaged answer ({e}); remove the file and answer again") from e

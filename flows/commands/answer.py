@@ -1,0 +1,84 @@
+"""`tutelage approve` and `tutelage reject`: a person answers a held gate, for the next run to see."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from flows import answers
+from flows.answers import Answer, HeldGate, Verdict
+from flows.commands.status import last_record
+from flows.state import State, find_home
+from specs.errors import ServiceError, UsageError
+
+EXAMPLES = {
+    "approve": 'tutelage approve quickstart ship --reason "read fifty conversations"',
+    "reject": 'tutelage reject quickstart ship --reason "it invents order numbers"',
+}
+_VERDICTS: dict[str, Verdict] = {"approve": "approved", "reject": "rejected"}
+
+
+def configure(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the arguments."""
+    parser.add_argument("program", metavar="PROGRAM", help="name or file of the program")
+    parser.add_argument("gate", nargs="?", help="the gate; may be left out where one alone is held")
+    parser.add_argument("--reason", metavar="TEXT", default="", help="why; it is stored")
+    parser.add_argument("--by", metavar="NAME", help="who says so (default: who is logged in)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Keep the answer, show it in Prefect where a server runs, and say how to go on."""
+    state = State(find_home())
+    record = last_record(state, args.program)
+    held = answers.held_gates(state, record)
+    gate = _chosen(held, record.program, args.gate)
+    known = gate.answer is not None
+    verdict = _VERDICTS[args.command]
+    answer = answers.give(state, record, gate, verdict, by=args.by or answers.person(), why=args.reason)
+    shown = _show(state, answer)
+    command = f"tutelage resume {record.file}"
+    if args.json:
+        print(
+            json.dumps(
+                {**asdict(answer), "sentence": answer.sentence, "known": known, "prefect": shown, "next": command}
+            )
+        )
+        return 0
+    print(f"{record.program}: {gate.gate}{' already' if known else ''} {answer.sentence}")
+    then = "promotes" if verdict == "approved" else "lets the gate fail"
+    print(f"the next run {then}{'' if gate.candidate is None else f' ({gate.candidate})'}; now: {command}")
+    return 0
+
+
+def _chosen(held: list[HeldGate], program: str, wanted: str | None) -> HeldGate:
+    names = [g.gate.removeprefix("gate.") for g in held]
+    if not held:
+        raise UsageError(f"{program}: no gate is held in its last run; see `tutelage status {program}`")
+    if wanted is None:
+        if len(held) == 1:
+            return held[0]
+        raise UsageError(f"{program}: {len(held)} gates are held; name one of {', '.join(names)}")
+    for gate in held:
+        if wanted in (gate.gate, gate.gate.removeprefix("gate.")):
+            return gate
+    raise UsageError(f"{program}: no held gate is called {wanted!r}; held: {', '.join(names)}")
+
+
+def _show(state: State, answer: Answer) -> str | None:
+    """Show the answer as a flow run of its own; return the name of that, None where no server runs."""
+    from flows.answering import show
+    from flows.deployments import server
+
+    try:
+        url = server(state.home)
+    except ServiceError as e:  # the answer is kept; nobody has to be able to see it
+        print(f"not shown in Prefect: {e}", file=sys.stderr)
+        return None
+    if url is None:
+        return None
+    try:
+        return show(state.home, url, answer)
+    except ServiceError as e:
+        print(f"not shown in Prefect: {e}", file=sys.stderr)
+        return None

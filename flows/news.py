@@ -1,0 +1,45 @@
+"""Whether there is anything new for a scheduled run: what this program's own runs changed is no news."""
+
+from flows.compile import compile
+from flows.nodes import Plan
+from flows.registry import load
+from flows.resolve import resolve
+from flows.state import State
+from specs.errors import StateError
+from specs.loader import LoadedProgram
+
+
+def settled_plan(loaded: LoadedProgram, state: State) -> Plan | None:
+    """Return the plan of the last resolution where all of it is done and nothing changed outside; else None.
+
+    Files, weights, packages, the environment and answers are looked at anew. A champion or a look at a set that the
+    program's own runs made is no news; one that a person made is.
+    """
+    last = state.last(loaded.program.program)
+    if last is None or _a_person_promoted(state, last.program, last.started):
+        return None
+    resolution = resolve(loaded, state_view=state)
+    if not resolution.reused:
+        return None
+    plan = compile(loaded.program, resolution)
+    return plan if _done(plan, state) else None
+
+
+def _a_person_promoted(state: State, program: str, since: str) -> bool:
+    promotions = load(state.home, program).promotions
+    return any(p.key.startswith(("person:", "rollback:")) and p.time >= since[:19] for p in promotions)
+
+
+def _done(plan: Plan, state: State) -> bool:
+    """Return whether every node has a valid receipt."""
+    digests: dict[str, str] = {}
+    for node in plan.nodes:
+        key = state.run_key(node, {name: digests[i] for name, i in node.inputs.items()})
+        try:
+            receipt = state.receipt(key)
+        except StateError:
+            return False
+        if receipt is None:
+            return False
+        digests[node.id] = receipt.output_digest
+    return True

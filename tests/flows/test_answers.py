@@ -1,0 +1,135 @@
+"""A gate that is held asks a person, and acts on the answer to exactly the evidence that was looked at."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import registry
+from flows.answers import answers
+from flows.cli import main
+from flows.state import State
+from tests.flows import nightly
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose only run is held."""
+    folder = tmp_path_factory.mktemp("held") / "project"
+    file = nightly.project(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUTELAGE_HOME", str(folder / ".tutelage"))
+        assert main(["run", str(file), "--no-services", "--json"]) == 7
+    return folder
+
+
+@pytest.fixture
+def file(held: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program of a copy of that project."""
+    monkeypatch.setenv("TUTELAGE_HOME", str(tmp_path / "project" / ".tutelage"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return nightly.copied(held, tmp_path / "project")
+
+
+def state() -> State:
+    from flows.state import find_home
+
+    return State(find_home())
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_yes_promotes_and_is_written_down(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "nightly"]) == 0
+    assert "gate.ship waits for a person: tutelage approve nightly ship" in capsys.readouterr().out
+    assert main(["approve", "nightly", "ship", "--by", "Ada", "--reason", "read them all"]) == 0
+    assert "gate.ship approved by Ada at 20" in capsys.readouterr().out
+    assert main(["status", "nightly", "--json"]) == 0
+    (waiting,) = said(capsys)["held"]
+    assert (waiting["answer"]["by"], waiting["answer"]["why"]) == ("Ada", "read them all")
+    assert main(["run", str(file), "--no-services", "--json"]) == 0
+    data = said(capsys)
+    assert data["champion"]["version"] == 1
+    assert data["held"] == []
+    gate = data["gates"][0]
+    assert gate["answer"] == "pass"
+    assert gate["person"]["by"] == "Ada"
+    assert "the evidence alone is inconclusive" in gate["sentence"]
+    version = registry.champion(state().home, "nightly")
+    assert version is not None
+    assert version.reason == "gate ship: approved by Ada: read them all"
+    ran = [n["node"] for n in data["nodes"] if n["status"] == "completed"]
+    assert ran == ["gate.ship", "promote.ship", "report"]
+    assert main(["run", str(file), "--no-services", "--json"]) == 0
+    assert {n["status"] for n in said(capsys)["nodes"]} == {"reused"}
+
+
+def test_no_fails_the_gate(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reject", "nightly", "--by", "Ada", "--json"]) == 0
+    assert said(capsys)["verdict"] == "rejected"
+    assert main(["run", str(file), "--no-services", "--json"]) == 3
+    data = said(capsys)
+    assert data["champion"] is None
+    assert data["gates"][0]["answer"] == "fail"
+
+
+def test_an_answer_stays_and_is_given_once(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["approve", "nightly", "--by", "Ada"]) == 0
+    assert main(["approve", "nightly", "--by", "Bob"]) == 0
+    assert "gate.ship already approved by Ada" in capsys.readouterr().out
+    assert main(["reject", "nightly", "--by", "Bob"]) == 5
+    assert "was approved by Ada" in capsys.readouterr().err
+    (one,) = answers(state().home, "nightly")
+    assert (one.verdict, one.by, one.candidate) == ("approved", "Ada", "teach")
+
+
+def test_other_evidence_asks_again(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["approve", "nightly", "--by", "Ada"]) == 0
+    nightly.problems(file.parent, nightly.FEW, seed=2)
+    assert main(["run", str(file), "--no-services", "--json"]) == 7
+    capsys.readouterr()
+    assert main(["reject", "nightly", "--by", "Ada"]) == 0
+    assert main(["run", str(file), "--no-services", "--json"]) == 3
+    assert len(answers(state().home, "nightly")) == 2
+
+
+def test_what_cannot_be_answered_is_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["approve", "nightly", "golden"]) == 2
+    assert "no held gate is called 'golden'; held: ship" in capsys.readouterr().err
+    assert main(["approve", "other"]) == 2
+    assert "no run of other is recorded here" in capsys.readouterr().err
+    assert main(["reject", "nightly"]) == 0
+    assert main(["run", str(file), "--no-services"]) == 3
+    capsys.readouterr()
+    assert main(["approve", "nightly"]) == 2
+    assert "no gate is held in its last run" in capsys.readouterr().err
+
+
+def test_a_damaged_answer_is_no_answer(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["approve", "nightly", "--by", "Ada"]) == 0
+    (path,) = (state().home / "answers" / "nightly").glob("*.json")
+    path.write_text(path.read_text().replace("approved", "rejected"))
+    assert main(["run", str(file), "--no-services"]) == 5
+    assert "damaged answer (its content was changed); remove the file and answer again" in capsys.readouterr().err
+
+
+def test_a_scheduled_run_has_news_only_from_outside(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["approve", "nightly"]) == 0
+    scheduled = ["run", str(file), "--scheduled", "nightly", "--no-services", "--json"]
+    capsys.readouterr()
+    assert main(scheduled) == 0
+    capsys.readouterr()
+    assert main(scheduled) == 0  # its own promotion and its own look are no news
+    assert {n["status"] for n in said(capsys)["nodes"]} == {"reused"}
+    nightly.problems(file.parent, nightly.MANY, seed=3)
+    assert main(scheduled) == 0
+    data = said(capsys)
+    assert data["schedule"] == "nightly"
+    assert data["gates"][0]["answer"] == "already_promoted"
+    assert main(["promote", "nightly", "v1", "--reason", "again"]) == 0
+    assert main(["status", "nightly", "--runs", "--json"]) == 0
+    out = capsys.readouterr().out.splitlines()[-1]
+    assert [r["state"] for r in json.loads(out)] == ["held", "done", "nothing to do", "done"]
