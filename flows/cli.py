@@ -25,12 +25,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "try": ("flows.commands.try_problem", "let a policy solve one problem, live"),
     "inspect": ("flows.commands.inspect_trajectories", "show a trajectory as a conversation"),
     "compare": ("flows.commands.compare", "compare two runs, paired by problem"),
+    "cases": ("flows.commands.cases", "list or show the failures that rounds found, their causes and remedies"),
     "data": ("flows.commands.data", "list, show or check out versions of data sets"),
     "promote": ("flows.commands.promote", "make a policy the champion"),
     "rollback": ("flows.commands.promote", "make the previous champion the champion again"),
     "export": ("flows.commands.export", "write a policy or trajectories for other tools"),
+    "approve": ("flows.commands.answer", "say yes to a gate that is held for a person"),
+    "reject": ("flows.commands.answer", "say no to a gate that is held for a person"),
+    "schedule": ("flows.commands.schedule", "let Prefect run a program at the times that it declares"),
     "up": ("flows.commands.services", "keep Prefect, a worker and MLflow running"),
     "down": ("flows.commands.services", "stop what `up` started"),
+    "doctor": ("flows.commands.doctor", "look at the machine and at what is kept, and say what to do"),
     "schema": ("flows.commands.schema", "print the JSON Schema of a program"),
 }
 

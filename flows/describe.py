@@ -1,15 +1,15 @@
 """What a stage minimises, as an equation and in words. Pure."""
 
-from specs.algorithms import GRPO, RFT, SFT, Algorithm, Optimizer
-from specs.dominance import DominanceReport, dominance
+from flows.losses import MEAN, policy_gradient_loss
+from flows.losses_of_pairs import preference_loss, weighted_loss
+from specs.algorithms import RFT, SFT, Algorithm, Optimizer, PairAlgorithm, RewardWeighted
+from specs.dominance import DominanceReport, dominance, most_turns
 from specs.errors import ProgramError
+from specs.flywheel import AskPerson, Flywheel, HardPool, Remedy, Repair, StopForRewardFix, Ticket, default_remedy
+from specs.policy_gradient import PolicyGradient
 from specs.program import Program
 from specs.reward import Reward
-
-_MEAN = {
-    "token": "w = 1 / trained tokens of the step (every token counts the same)",
-    "sequence": "w = 1 / (trajectories x trained tokens of the trajectory) (every trajectory counts the same)",
-}
+from specs.stages import Stage
 
 
 def effective_loss(algorithm: Algorithm) -> tuple[str, str]:
@@ -18,13 +18,17 @@ def effective_loss(algorithm: Algorithm) -> tuple[str, str]:
         case SFT():
             return (
                 "L = - sum w log pi(token)",
-                f"over the policy's tokens of demonstrations; {_MEAN[algorithm.aggregation]}",
+                f"over the policy's tokens of demonstrations; {MEAN[algorithm.aggregation]}",
             )
         case RFT():
             words = f"over the policy's tokens of its own trajectories that {_selection(algorithm)}"
-            return "L = - sum w log pi(token)", f"{words}; {_MEAN[algorithm.aggregation]}"
-        case GRPO():
-            return _grpo(algorithm)
+            return "L = - sum w log pi(token)", f"{words}; {MEAN[algorithm.aggregation]}"
+        case RewardWeighted():
+            return weighted_loss(algorithm)
+        case PairAlgorithm():
+            return preference_loss(algorithm)
+        case PolicyGradient():
+            return policy_gradient_loss(algorithm)
 
 
 def _selection(spec: RFT) -> str:
@@ -39,21 +43,6 @@ def _selection(spec: RFT) -> str:
     if spec.distinct:
         parts.append("each distinct one once")
     return ", ".join(parts)
-
-
-def _grpo(spec: GRPO) -> tuple[str, str]:
-    equation = f"L = - sum w min(r A, clip(r, {1 - spec.clip_low:g}, {1 + spec.clip_high:g}) A)"
-    if spec.kl_coef > 0:
-        equation += f" + {spec.kl_coef:g} sum w k3(pi || start)"
-    spread = "(R - mean) / std" if spec.scale_rewards == "group_std" else "R - mean"
-    words = [
-        f"A = {spread} within a group of {spec.group_size}",
-        "r = pi / sampler" + ("" if spec.updates_per_batch == 1 else ", from the second pass on pi / pi of the first"),
-        _MEAN[spec.aggregation],
-        "cut trajectories are left out" if spec.truncated == "mask" else "cut trajectories train with their reward",
-        "no reference" if spec.kl_coef == 0 else "start = the policy that the stage started from",
-    ]
-    return equation, "; ".join(words)
 
 
 def reward_words(reward: Reward) -> str:
@@ -78,21 +67,71 @@ def _optimizer(spec: Optimizer) -> str:
 
 def dominance_of(program: Program, reward: Reward) -> DominanceReport:
     """Return whether every success earns more than every failure, in the environment with the longest episodes."""
-    return dominance(reward, max(e.max_turns for e in program.environments.values()))
+    return dominance(reward, most_turns(program))
 
 
 def details(program: Program, reward: Reward) -> dict[str, object]:
     """Return what a plan tells its reader beside the nodes. ProgramError where a failure may earn what a success does."""
     proof = dominance_of(program, reward)
-    if not proof.holds and any(s.algorithm.type != "sft" for s in program.stages):
+    rounds = program.flywheel.round.stages if program.flywheel is not None else []
+    if not proof.holds and any(s.algorithm.type != "sft" for s in [*program.stages, *rounds]):
         raise ProgramError(f"{program.program}: reward: {proof.text}")
-    losses: dict[str, dict[str, str]] = {}
-    for stage in program.stages:
-        equation, words = effective_loss(stage.algorithm)
-        losses[stage.id] = {
-            "type": stage.algorithm.type,
-            "equation": equation,
-            "words": words,
-            "optimizer": _optimizer(stage.algorithm.optimizer),
-        }
-    return {"losses": losses, "reward": reward_words(reward), "dominance": proof.text}
+    losses = {s.id: _loss(s) for s in program.stages} | {f"{s.id}@round": _loss(s) for s in rounds}
+    told: dict[str, object] = {"losses": losses, "reward": reward_words(reward), "dominance": proof.text}
+    return told if program.flywheel is None else told | {"flywheel": flywheel_words(program.flywheel)}
+
+
+def _loss(stage: Stage) -> dict[str, str]:
+    equation, words = effective_loss(stage.algorithm)
+    return {
+        "type": stage.algorithm.type,
+        "equation": equation,
+        "words": words,
+        "optimizer": _optimizer(stage.algorithm.optimizer),
+    }
+
+
+def flywheel_words(said: Flywheel) -> dict[str, str]:
+    """Return what a round does, in words."""
+    mine = said.mine
+    tries = "once" if mine.samples == 1 else f"{mine.samples} times"
+    mined = (
+        f"{mine.problems} problems of {', '.join(mine.sources)}, each tried {tries} at temperature {mine.temperature:g}"
+    )
+    counted = (
+        f"; failures on {', '.join(said.causes_from)} count for causes and give siblings" if said.causes_from else ""
+    )
+    remedies = [f"{cause}: {_remedy(r)}" for cause, r in said.remedies.items()]
+    stages = "; ".join(f"{s.id} ({s.algorithm.type}) from {_mixture(s)}" for s in said.round.stages)
+    told = {
+        "mined": mined + counted,
+        "remedies": "; ".join([*remedies, f"every other cause: {_remedy(default_remedy(said.default))}"]),
+        "stages": stages,
+    }
+    if said.rounds > 1:
+        count = said.stop.no_gain_rounds
+        on = f" on {said.stop.gain_on}" if said.stop.gain_on else ""
+        after = "a round" if count == 1 else f"{count} rounds in a row"
+        told["rounds"] = f"at most {said.rounds}; no further one after {after} without a gain in success{on}"
+    return told
+
+
+def _remedy(remedy: Remedy) -> str:
+    match remedy:
+        case Repair():
+            return f"the {remedy.by} solves siblings, at most {remedy.quota} of them, for the pool repaired"
+        case HardPool():
+            return f"at most {remedy.quota} siblings go into the pool hard"
+        case Ticket():
+            return "a ticket"
+        case AskPerson():
+            return "a person is asked"
+        case StopForRewardFix():
+            return "the round stops until the reward is mended"
+
+
+def _mixture(stage: Stage) -> str:
+    if isinstance(stage.data, list):
+        return ", ".join(stage.data)
+    total = sum(stage.data.values())
+    return ", ".join(f"{name} {weight / total:.0%}" for name, weight in stage.data.items())

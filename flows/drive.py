@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,15 @@ from typing import Any, NoReturn
 from flows.durable import Ledger
 from flows.ends import Event, NodeEnd
 from flows.execute import Executor, Settings
+from flows.hooks import Hooks, told_crash
 from flows.launch import LocalLauncher
 from flows.leases import this_process
 from flows.live import Live
 from flows.nodes import NODE_KINDS, Plan
+from flows.services import release_models as release_model_servers
 from flows.state import RunRecord, State, new_execution, now
-from specs.errors import ServiceError, StateError, TutelageError
+from specs.errors import ServiceError, StateError, TutelageError, UsageError
+from specs.notify import Notify
 
 GIVE_UP_SECONDS = 9.0
 """After a request to stop, the process ends by then whatever still runs."""
@@ -40,6 +43,8 @@ class Request:
     services: bool = True
     quiet: bool = False
     resume_command: str = "tutelage resume"
+    notify: Notify | None = None
+    """Who is told what happens."""
     entry_for: Callable[[str], str] = lambda kind: NODE_KINDS[kind].entry
     preload: tuple[str, ...] | None = None
     """Modules that children import before they know their node; those of the plan's heavy nodes where left out."""
@@ -89,19 +94,34 @@ def drive(plan: Plan, state: State, request: Request) -> Finish:
         if request.start is not None:
             _redo(executor, plan, state, request.start)
         executor.walk()
-        record = _record(plan, state, request, executor)
+        record, before = _record(plan, state, request, executor), state.last(plan.program)
+        hooks = None if request.notify is None else Hooks(request.notify, record, state)
         state.save_record(record)
+        if hooks is not None:
+            told_crash(hooks, before)
         try:
             if not executor.finished:
-                _carry_out(executor, record, request)
+                _carry_out(executor, record, request, hooks)
         except TutelageError as e:
             _close_record(state, record, executor, e.exit_code)
+            _told(hooks, executor, [("node_failed", str(e), e.exit_code)])
             raise
     finally:
         executor.close()
+        release_model_servers(state.home)
     code = executor.exit_code()
     _close_record(state, record, executor, code)
+    _told(hooks, executor)
     return Finish(record, executor.ends, code, executor.notes, time.monotonic() - began)
+
+
+def _told(hooks: Hooks | None, executor: Executor, more: Sequence[tuple[str, str, int]] = ()) -> None:
+    """Wait, in bounded time, until hooks have told what happened; what failed is a note of the run."""
+    if hooks is None:
+        return
+    for name, reason, code in more:
+        hooks.tell([name], reason=reason, exit_code=code)
+    executor.notes += hooks.finish(hurry=executor.stopping)
 
 
 def _close_record(state: State, record: RunRecord, executor: Executor, code: int) -> None:
@@ -141,6 +161,11 @@ def _settings(plan: Plan, request: Request) -> Settings:
 def _redo(executor: Executor, plan: Plan, state: State, start: str) -> None:
     """Set the receipts of `start` and of everything after it aside, as far as they can be found."""
     plan.node(start)
+    if start not in executor.wanted:
+        raise UsageError(
+            f"--from {start}: it is not among the nodes that this run carries out ({', '.join(executor.wanted[-3:])} at "
+            "its end); leave --from out, or name a later end with --until"
+        )
     again = set(plan.downstream(start))
     for node_id, end in executor.find().items():
         if node_id in again and end.run_key is not None:
@@ -166,9 +191,11 @@ def _node_json(end: NodeEnd) -> dict[str, Any]:
     return {"run_key": end.run_key, "status": end.status, "reason": end.reason, "seconds": seconds}
 
 
-def _carry_out(executor: Executor, record: RunRecord, request: Request) -> None:
+def _carry_out(executor: Executor, record: RunRecord, request: Request, hooks: Hooks | None) -> None:
     ledger = executor.state.ledger(record.program, record.execution)
     executor.subscribe(_Recorder(ledger, executor))
+    if hooks is not None:
+        executor.subscribe(hooks)
     total = len(executor.wanted)
 
     def leave() -> NoReturn:
@@ -191,6 +218,8 @@ def _carry_out(executor: Executor, record: RunRecord, request: Request) -> None:
         if request.services:
             _with_services(executor, live)
         executor.run_all()
+        if hooks is not None:
+            hooks.ended(executor.exit_code())
 
 
 def _with_services(executor: Executor, live: Live) -> None:

@@ -12,8 +12,8 @@ PROCESS_GB = 0.35
 """Resident size of a process that has torch loaded."""
 
 # environment kind -> (tokens of a trajectory, of them written by the policy)
-_OWN_TOKENIZER = {"order_desk": (50, 18), "bfcl": (170, 45)}
-_PRETRAINED = {"order_desk": (420, 130), "bfcl": (160, 40)}
+_OWN_TOKENIZER = {"order_desk": (50, 18), "bfcl": (170, 45), "process": (100, 30)}
+_PRETRAINED = {"order_desk": (420, 130), "bfcl": (160, 40), "process": (420, 130)}
 _TRAJECTORY_BYTES = 1500
 _SCHEMA_TOKENS = 64
 
@@ -120,9 +120,17 @@ def _training_memory(params: Mapping[str, Any], sizes: Sizes, step_tokens: float
         "gradients": weights,
         "optimizer": states * weights,
         "reference": weights if algorithm.get("kl_coef", 0.0) > 0 else 0.0,
+        "critic": _critic_memory(weights, algorithm.get("critic")),
         "activations": (held * per_token + logits) / GB,
         "process": PROCESS_GB,
     }
+
+
+def _critic_memory(weights: float, critic: Mapping[str, Any] | None) -> float:
+    """Return the memory of a critic's weights, gradients and optimiser."""
+    if critic is None:
+        return 0.0
+    return (2 + (1 if critic["optimizer"]["kind"] == "muon" else 2)) * weights
 
 
 def _sampling_memory(params: Mapping[str, Any], sizes: Sizes, names: Any) -> dict[str, float]:
@@ -196,6 +204,38 @@ def rft(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     return _supervised(params, sizes, problems * used * algorithm["epochs"])
 
 
+def weighted(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate training on all that was collected, by weight."""
+    algorithm, names = params["algorithm"], params["data"]
+    problems = min(algorithm["problems"] or sizes.count(names), sizes.count(names))
+    return _supervised(params, sizes, problems * algorithm["samples"] * algorithm["epochs"])
+
+
+def pairs(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate the rollouts that are paired."""
+    asked, names = params["pairing"], params["data"]
+    problems = min(asked["problems"] or sizes.count(names), sizes.count(names))
+    return _rollouts(params, sizes, names, problems * asked["samples"])
+
+
+def preference(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate training on pairs, as many as there may be: both sides, and the reference's pass over them."""
+    algorithm, names, shape = params["algorithm"], params["data"], sizes.shape
+    asked = algorithm["pairing"]
+    problems = min(asked["problems"] or sizes.count(names), sizes.count(names))
+    most = (
+        1 if asked["choose"] == "best_worst" else asked["samples"] ** 2 // (4 if asked["rejected"] == "failed" else 2)
+    )
+    rows, length = 2 * problems * most, sizes.trajectory(names)[0]
+    passes = algorithm["epochs"] + (0.0 if algorithm["type"] in ("orpo", "simpo") else 0.35)
+    step_tokens = 2 * algorithm["pairs_per_step"] * length
+    steps = max(1.0, rows * algorithm["epochs"] / (2 * algorithm["pairs_per_step"]))
+    seconds = 1.5 + rows * passes * length / train_rate(shape) + steps * _step_seconds(shape)
+    parts = _training_memory(params, sizes, step_tokens)
+    tokens = int(rows * algorithm["epochs"] * length)
+    return _made(parts, tokens=tokens, disk_mb=_policy_mb(sizes), seconds=seconds)
+
+
 def preflight(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     """Estimate the rollouts before a policy-gradient stage."""
     names = params["data"]
@@ -203,14 +243,18 @@ def preflight(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     return _rollouts(params, sizes, names, problems * params["preflight"]["samples"])
 
 
-def grpo(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
-    """Estimate a policy-gradient stage: rollouts, updates, and both in memory."""
+def policy_gradient(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate a policy-gradient stage: rollouts (all rounds of dynamic sampling), updates, and both in memory."""
     algorithm, names = params["algorithm"], params["data"]
+    rounds = (algorithm.get("resample") or {"max_rounds": 1})["max_rounds"]
     sampled = _rollouts(
-        params, sizes, names, algorithm["steps"] * algorithm["problems_per_step"] * algorithm["group_size"]
+        params, sizes, names, rounds * algorithm["steps"] * algorithm["problems_per_step"] * algorithm["group_size"]
     )
     updates = algorithm["updates_per_batch"]
-    tokens = sampled.rollouts * sizes.trajectory(names)[0] * updates
+    passes = updates + (0 if algorithm.get("correction") is None else 1 / 3)
+    if critic := algorithm.get("critic"):
+        passes += critic["updates_per_batch"] + 1 / 3
+    tokens = sampled.rollouts / rounds * sizes.trajectory(names)[0] * passes
     seconds = (
         sampled.seconds + tokens / train_rate(sizes.shape) + algorithm["steps"] * updates * _step_seconds(sizes.shape)
     )
@@ -228,6 +272,35 @@ def evaluate(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     names = [params["set"]]
     asked = params["evaluation"]["samples"] + (1 if params["evaluation"]["greedy"] else 0)
     return _rollouts(params, sizes, names, sizes.count(names) * asked)
+
+
+def started(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate the choice of a round's first policy: its files are linked where they can be."""
+    return _made({"process": 0.1}, disk_mb=_policy_mb(sizes), seconds=0.3)
+
+
+def mine(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate the rollouts in which a round looks for failures."""
+    names, asked = params["data"], params["mine"]
+    return _rollouts(params, sizes, names, min(asked["problems"], sizes.count(names)) * asked["samples"])
+
+
+def attribute(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate the attribution of failures, each world opened again; the worst case is that everything failed."""
+    failures = sizes.count([*params["sources"], *params["causes_from"]])
+    return _made({"process": 0.2}, disk_mb=failures * 2e-3, seconds=0.3 + failures / 1_500)
+
+
+def remedy(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate siblings, drawn and solved, as many as the pools may hold."""
+    rows = sizes.count(params["fills"])
+    return _made({"process": 0.3}, disk_mb=rows * 3e-3, seconds=0.3 + rows / 300)
+
+
+def pool(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate one pool of a round."""
+    rows = sizes.count([params["pool"]])
+    return _made({"process": 0.1}, disk_mb=rows * _TRAJECTORY_BYTES / 1e6, seconds=0.1 + rows / 20_000)
 
 
 def registered(params: Mapping[str, Any], sizes: Sizes) -> Estimate:

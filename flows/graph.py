@@ -1,16 +1,17 @@
 """The graph while it is built: nodes in topological order, with what every part of the compiler needs. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flows.estimates import Sizes, shape_of
 from flows.memory import limit, must_fit
 from flows.nodes import NODE_KINDS, Json, Node, content_key, node_seed
-from flows.resolution import Resolution, used_data
-from specs.data import ProblemFile
+from flows.resolution import Resolution, environments_of, filled, main_data, used_data
+from specs.data import PoolData, ProblemFile
 from specs.environments import Environment
 from specs.errors import ProgramError
+from specs.flywheel import HardPool, Repair, pools_read, remedies_in_use
 from specs.gates import Evaluation
 from specs.program import Program
 from specs.reward import Reward
@@ -39,15 +40,38 @@ def _with_precision(policy: Json, meant: str) -> Json:
     return policy | dict.fromkeys(auto, meant)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is being added: the main part, or a round, in which names mean something else."""
+
+    number: int = 0
+    """The round; 0 is the main part."""
+    start: str = "init"
+    """What a first stage starts from where it does not say."""
+    pools: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Pool -> node that holds it in this round."""
+    apart: str = "data.apart"
+    """Node that keeps training and evaluation data apart."""
+    when: Json | None = None
+    """Condition of every node that has none of its own."""
+
+    def name(self, stage: str) -> str:
+        """Return the policy's name: `mend@1` is that of stage `mend` in the first round."""
+        return f"{stage}@{self.number}" if self.number else stage
+
+
 class Graph:
     """Nodes in the order in which they are added, which is topological."""
 
     def __init__(self, program: Program, resolution: Resolution) -> None:
+        program = filled(program, resolution.commands)
         self.program = program
         self.resolution = resolution
         self.nodes: dict[str, Node] = {}
         self.policies: dict[str, str] = {}
+        self.part = Part()
         self.used = used_data(program)
+        self.main = main_data(program)
         self.reward = effective_reward(program)
         self.threads = _threads(program, resolution)
         self.sizes = _sizes(program, resolution, self.used)
@@ -69,6 +93,9 @@ class Graph:
     ) -> str:
         """Add a node and return its id."""
         known = NODE_KINDS[kind]
+        if kind == "gate" and (said := self.resolution.answers.get(node_id)):
+            params = params | {"answers": said}
+        when = when or self.part.when
         reads = dict(inputs) | ({"condition": when["node"]} if when is not None else {})
         node = Node(
             id=node_id,
@@ -92,19 +119,21 @@ class Graph:
 
     def environments(self, sets: Iterable[str]) -> Json:
         """Return the specs of the environments that data sets come from."""
-        names = {self.program.data[s].environment for s in sets}
+        names = {e for s in sets for e in environments_of(self.program, s)}
         return {n: self.environment(n) for n in self.program.environments if n in names}
 
     def common(self, stage: Stage) -> Json:
         """Return the params of every node of a stage."""
         weights = dict.fromkeys(stage.data) if isinstance(stage.data, list) else dict(stage.data)
         environments = self.environments(stage.data)
+        pools = [name for name in weights if name in self.part.pools]
         return {
             "policy": self.policy,
             "agent": self.agent,
             "environments": environments,
             "versions": self.versions(environments),
             "data": weights,
+            **({"of_round": pools} if pools else {}),
         }
 
     def versions(self, environments: Iterable[str], verifiers: Iterable[str] = ()) -> Json:
@@ -125,7 +154,7 @@ class Graph:
 
     def stage_inputs(self, stage: Stage, policy: str, **more: str) -> dict[str, str]:
         """Return the inputs of a stage's node: policy, data and `more`."""
-        return {"policy": policy, **{f"data.{n}": f"data.{n}" for n in stage.data}, **more}
+        return {"policy": policy, **{f"data.{n}": self.part.pools.get(n, f"data.{n}") for n in stage.data}, **more}
 
     def check_memory(self) -> None:
         """Raise ProgramError where the neediest node does not fit."""
@@ -187,15 +216,38 @@ def _threads(program: Program, resolution: Resolution) -> int:
 
 
 def _sizes(program: Program, resolution: Resolution, used: list[str]) -> Sizes:
-    rows: dict[str, int] = {}
-    for name in used:
-        source = program.data[name]
-        rows[name] = resolution.files[name]["rows"] if isinstance(source, ProblemFile) else source.size
+    pools = [] if program.flywheel is None else pools_read(program.flywheel)
+    named = {n: environments_of(program, n) for n in [*used, *pools]}
     return Sizes(
-        rows=rows,
-        environments={n: _environment(program, program.data[n].environment).kind for n in used},
+        rows={n: _rows(program, resolution, n) for n in used} | pool_rows(program),
+        environments={n: _environment(program, e).kind for n, known in named.items() for e in known[:1]},
         shape=shape_of(dump(program.policy.init), resolution.weights),
         pretrained=program.policy.init.kind == "pretrained",
         micro_batch_tokens=program.run.micro_batch_tokens,
         rollout_batch=program.run.rollout_batch,
     )
+
+
+def _rows(program: Program, resolution: Resolution, name: str) -> int:
+    source = program.data[name]
+    if isinstance(source, ProblemFile):
+        return int(resolution.files[name]["rows"])
+    if isinstance(source, PoolData):
+        return int((resolution.pools.get(source.pool) or {"rows": 0})["rows"])
+    return source.size
+
+
+def pool_rows(program: Program) -> dict[str, int]:
+    """Return how many rows the pools of a round hold at most."""
+    said = program.flywheel
+    if said is None:
+        return {}
+    quotas = {kind: sum(r.quota for r in remedies_in_use(said) if isinstance(r, kind)) for kind in (Repair, HardPool)}
+    tried = said.mine.problems * said.mine.samples
+    most = {
+        "repaired": quotas[Repair],
+        "hard": quotas[HardPool],
+        "successes": min(tried, said.pools.successes),
+        "anchor": said.pools.anchor,
+    }
+    return {pool: most[pool] for pool in pools_read(said) if pool in most}

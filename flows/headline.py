@@ -2,12 +2,16 @@
 
 from typing import Any
 
-from flows.nodes import Plan
+from flows.nodes import Plan, outside_name, round_of
 from flows.showing import gate_record
 from flows.state import NodeReceipt, State
+from tasks.judging.report_data import final_candidate
 
 RAN = ("completed", "gate_failed", "held", "failed", "interrupted")
 """Statuses of nodes that were carried out, well or not."""
+
+_ROUND = {"cases.attribute": ("failure_rate",), "pools.publish": ("regression_problems", "cases")}
+"""Figures of a round that are part of the run's, by kind of node."""
 
 
 def summary_vector(
@@ -15,15 +19,21 @@ def summary_vector(
 ) -> dict[str, float]:
     """Return the numbers that every execution of a program has: success by set, gates, cost, nodes, hours."""
     gates = {n.id: gate_record(state, receipts[n.id].run_key) for n in plan if n.kind == "gate" and n.id in receipts}
-    chosen = next((g["candidate"] for g in gates.values() if g.get("candidate")), plan.stages[-1])
+    chosen = final_candidate(gates.values()) or [s for s in plan.stages if not round_of(s)][-1]
     vector: dict[str, float] = {"hours": hours}
     for node in plan:
         if node.kind == "evaluate" and node.id.split(".")[1] == chosen and node.id in receipts:
             name = ".".join(node.id.split(".")[2:])
             vector |= {f"{k}.{name}": v for k, v in receipts[node.id].metrics.items() if v is not None}
+    for node in plan:
+        if node.kind in _ROUND and node.id in receipts:
+            found = {k: receipts[node.id].metrics.get(k) for k in _ROUND[node.kind]}
+            vector |= {f"{node.id}.{k}": v for k, v in found.items() if v is not None}
     for gate, record in gates.items():
-        answers = {"pass": 1.0, "already_promoted": 1.0, "fail": -1.0}
-        vector[gate] = answers.get(record.get("answer", ""), 0.0)
+        if not record:  # its round did not run
+            continue
+        answers = {"pass": 1.0, "already_promoted": 1.0, "superseded": 1.0, "fail": -1.0}
+        vector[outside_name(gate)] = answers.get(record.get("answer", ""), 0.0)
     ran = [n for n, e in ends.items() if e["status"] in RAN]
     for cost in ("rollouts", "tokens", "steps"):
         vector[f"cost.{cost}"] = float(sum(receipts[n].cost.get(cost, 0.0) for n in ran if n in receipts))

@@ -56,7 +56,7 @@ def _ended(run: dict[str, Any], ledger: Path) -> dict[str, Any]:
 
 def _candidate(home: Path, end: dict[str, Any]) -> str | None:
     record = _read(home / "nodes" / str(end.get("run_key")) / "out" / "gate.json")
-    if not isinstance(record, dict) or record.get("answer") == "already_promoted":
+    if not isinstance(record, dict) or record.get("answer") in ("already_promoted", "superseded"):
         return None
     spent = record.get("look", 1) <= record.get("looks", 1)
     return record.get("candidate_digest") if spent else None

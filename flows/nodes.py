@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
@@ -11,18 +12,28 @@ from flows.estimates import Estimate, Estimator, estimate_from
 from specs.errors import ProgramError
 
 PLAN_SCHEMA = 1
+_IN_ROUND = re.compile(r"^round(\d+)\.|@(\d+)(?:\.|$)")
 Json = dict[str, Any]
 
 _TRAINING_ONLY = ("algorithm.epochs", "algorithm.batch", "algorithm.optimizer", "algorithm.aggregation")
 _SAMPLING = "samples problems rounds temperature threshold top_k band distinct max_tool_errors min_gain"
+_WEIGHING_ONLY = tuple(f"algorithm.{name}" for name in ("reward_temperature", "among", "max_weight", "denominator"))
+_PAIRING = ("samples", "problems", "temperature", "choose", "rejected", "margin")
+_PAIRING_ONLY = tuple(f"algorithm.pairing.{name}" for name in _PAIRING)
 _UPDATE = (
-    "steps problems_per_step optimizer updates_per_batch clip_low clip_high kl_coef"
-    " max_flat_steps max_truncated max_logprob_gap"
+    "steps problems_per_step optimizer updates_per_batch aggregation token_budget clip_low clip_high dual_clip"
+    " ratio_low ratio_high kl_coef kl entropy_coef correction resample decay"
+    " critic gae_lambda length_adaptive value_lambda whiten ratio drift_low drift_high"
+    " max_flat_steps max_truncated max_logprob_gap max_missing_logprobs"
 )
 _SAMPLING_ONLY = tuple(f"algorithm.{name}" for name in _SAMPLING.split())
 _UPDATE_ONLY = tuple(f"algorithm.{name}" for name in _UPDATE.split())
 _PLACES = ("policy.init.model", "policy.init.revision")
 """Where weights were found; their digest is what counts."""
+
+
+_WRITES = ("policy.init", "train.sft", "train.rft")
+"""Kinds that write calls as the agent does and run no episode: of an agent of one's own its program is nothing to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,8 @@ class NodeKind:
     """Output file that conditions of other nodes are read from."""
     trains: bool = False
     """Its output is a new policy."""
+    needs: tuple[str, ...] = ()
+    """Inputs without whose output it is skipped as well."""
 
 
 def _table(*kinds: NodeKind) -> dict[str, NodeKind]:
@@ -57,22 +70,47 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("policy.registered", 1, "flows.work.promotion:registered", False, estimates.registered, ("folder",)),
     NodeKind("train.sft", 1, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
     NodeKind(
-        "collect", 1, "flows.work.supervised:collect", True, estimates.collect,
-        (*_TRAINING_ONLY, "algorithm.rounds", *_PLACES), "collect.json",
+        "collect", 2, "flows.work.supervised:collect", True, estimates.collect,
+        (*_TRAINING_ONLY, *_WEIGHING_ONLY, "algorithm.rounds", *_PLACES), "collect.json",
     ),
     NodeKind(
         "train.rft", 1, "flows.work.supervised:rft", True, estimates.rft,
-        (*_SAMPLING_ONLY, *_PLACES, "data"), trains=True,
+        (*_SAMPLING_ONLY, *_PLACES, "data"), trains=True, needs=("collect",),
     ),
     NodeKind(
-        "preflight", 1, "flows.work.policy_gradient:preflight", True, estimates.preflight,
+        "train.reward_weighted", 1, "flows.work.supervised:weighted", True, estimates.weighted,
+        (*_SAMPLING_ONLY, *_PLACES, "algorithm.require_success", "data"), trains=True, needs=("collect",),
+    ),
+    NodeKind("pairs", 1, "flows.work.preference:pairs", True, estimates.pairs, _PLACES),
+    NodeKind(
+        "train.preference", 1, "flows.work.preference:train", True, estimates.preference,
+        (*_PAIRING_ONLY, *_PLACES, "data"), trains=True, needs=("pairs",),
+    ),
+    NodeKind(
+        "preflight", 2, "flows.work.policy_gradient:preflight", True, estimates.preflight,
         (*_UPDATE_ONLY, *_PLACES),
     ),
-    NodeKind("choose", 1, "flows.work.choosing:choose", False, estimates.nothing, (), "decision.json"),
-    NodeKind("train.grpo", 1, "flows.work.policy_gradient:grpo", True, estimates.grpo, _PLACES, trains=True),
-    NodeKind("evaluate", 1, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES),
+    NodeKind(
+        "choose", 1, "flows.work.choosing:choose", False, estimates.nothing, (), "decision.json",
+        needs=("preflight",),
+    ),
+    NodeKind(
+        "train.policy_gradient", 1, "flows.work.policy_gradient:train", True, estimates.policy_gradient, _PLACES,
+        trains=True, needs=("decision",),
+    ),
+    NodeKind("evaluate", 2, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES),
     NodeKind("gate", 1, "flows.work.judging:gate", False, estimates.nothing, ()),
     NodeKind("promote", 1, "flows.work.promotion:promote", False, estimates.nothing),
+    NodeKind("data.published", 1, "flows.work.published:published", False, estimates.nothing, ("version.path",)),
+    NodeKind("round.start", 1, "flows.work.rounds:start", False, estimates.started),
+    NodeKind(
+        "round.choose", 1, "flows.work.rounds:choose", False, estimates.nothing, decides="decision.json",
+    ),
+    NodeKind("mine", 1, "flows.work.mining:mine", True, estimates.mine, _PLACES),
+    NodeKind("cases.attribute", 1, "flows.work.flywheel:attribute", False, estimates.attribute),
+    NodeKind("cases.remedy", 1, "flows.work.remedying:remedy", False, estimates.remedy),
+    NodeKind("data.pool", 1, "flows.work.remedying:pool", False, estimates.pool),
+    NodeKind("pools.publish", 1, "flows.work.remedying:publish", False, estimates.nothing),
     NodeKind("report", 1, "flows.work.judging:report", False, estimates.nothing, ("about",)),
 )  # fmt: skip
 
@@ -92,6 +130,17 @@ def node_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4]) & 0x7FFFFFFF
 
 
+def round_of(node_id: str) -> int:
+    """Return the round that a node belongs to, by its id; 0 is the main part."""
+    found = _IN_ROUND.search(node_id)
+    return int(found[1] or found[2]) if found else 0
+
+
+def outside_name(node_id: str) -> str:
+    """Return a node's id as it is told to services, where `@` means something else: `gate.ship.round1`."""
+    return node_id.replace("@", ".round")
+
+
 def _without(params: Mapping[str, Any], path: tuple[str, ...]) -> Json:
     head, rest = path[0], path[1:]
     if head not in params:
@@ -102,9 +151,23 @@ def _without(params: Mapping[str, Any], path: tuple[str, ...]) -> Json:
     return {**params, head: _without(cast(Json, inner), rest)} if isinstance(inner, dict) else dict(params)
 
 
+def _without_folders(params: Mapping[str, Any]) -> Json:
+    """Return params in which programs of the user's own say what they are and not in which folder they lie."""
+
+    kept = dict(params)
+    for one in ("environment", "agent"):
+        kept = _without(kept, (one, "resolved", "folder"))
+    for many in ("environments", "verifiers"):
+        for name in cast(Json, kept.get(many) or {}):
+            kept = _without(kept, (many, name, "resolved", "folder"))
+    return kept
+
+
 def key_params(kind: str, params: Mapping[str, Any]) -> Json:
     """Return the params that are part of the key."""
-    kept = dict(params)
+    kept = _without_folders(params)
+    if kind in _WRITES and "command" in kept.get("agent", {}):
+        kept["agent"] = {name: kept["agent"][name] for name in ("kind", "call_format")}
     for path in NODE_KINDS[kind].unkeyed:
         kept = _without(kept, tuple(path.split(".")))
     return kept

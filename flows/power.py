@@ -41,7 +41,9 @@ def gate_powers(plan: Plan) -> list[GatePower]:
     for node in plan.nodes:
         if node.kind == "gate":
             gate = node.params["gate"]
-            found += [_power(node.params, r, plan.rows, len(gate["require"])) for r in gate["require"]]
+            params = {**node.params, "later": [n for n in node.inputs if n.startswith("earlier.")]}
+            params["moment"] = "start" in node.inputs
+            found += [_power(params, r, plan.rows, len(gate["require"])) for r in gate["require"]]
     return found
 
 
@@ -51,19 +53,21 @@ def _power(params: Mapping[str, Any], requirement: Json, rows: Mapping[str, int]
     gate = params["gate"]
     bound = next(b for b in _BOUNDS if requirement[b] is not None)
     value, problems = requirement[bound], rows.get(requirement["set"], 0)
-    look = 1 + len(params["asked"])
+    look = 1 + len(params["asked"]) + len(params["later"])
     alpha = spend(gate["alpha"], gate["looks"], look) / count
     if alpha <= 0.0:
         text = f"used up: asked {look - 1} times of {gate['looks']} declared looks; draw new problems or declare more looks"
         decidable, smallest, needed = False, None, None
     elif bound in ("no_worse_by", "better_by"):
         decidable, smallest, needed, text = _paired(bound, value, problems, alpha)
-        if params["baseline"] is None:
+        if params["moment"]:
+            text = f"against the champion as the round begins, where there is one: {text}"
+        elif params["baseline"] is None:
             text = f"not asked in this run, there is no {gate['baseline']['alias']} yet; once there is: {text}"
     elif requirement["metric"] in _SHARES:
         decidable, smallest, needed, text = _absolute(bound, value, problems, alpha)
     elif requirement["metric"] == "regressed_cases":
-        decidable, smallest, needed, text = True, None, int(value), f"decided by count, at most {value:g} of {problems}"
+        decidable, smallest, needed, text = True, None, int(value), _by_count(value, problems)
     else:
         decidable, smallest, needed = problems > 1, None, None
         text = f"{requirement['metric']} is no share of problems; its spread is known only after a run"
@@ -71,6 +75,12 @@ def _power(params: Mapping[str, Any], requirement: Json, rows: Mapping[str, int]
         gate=params["name"], metric=requirement["metric"], set=requirement["set"], bound=bound, value=value,
         problems=problems, alpha=alpha, decidable=decidable, smallest=smallest, needed=needed, text=text,
     )  # fmt: skip
+
+
+def _by_count(value: float, problems: int) -> str:
+    if not problems:
+        return "not applicable while the pool holds no case"
+    return f"decided by count, at most {value:g} of {problems}"
 
 
 _Answer = tuple[bool, float | None, int | None, str]

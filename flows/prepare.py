@@ -9,7 +9,7 @@ from flows.compile import compile
 from flows.nodes import Plan, plan_from
 from flows.resolve import resolve
 from flows.state import State
-from specs.errors import ProgramError, StateError
+from specs.errors import ProgramError, StateError, UsageError
 from specs.loader import LoadedProgram, load_program
 
 
@@ -32,7 +32,7 @@ def champion_plan(state: State, program: str) -> Plan:
 
     version = champion(state.home, program)
     if version is None:
-        raise StateError(f"{program}: there is no champion yet; compare with `--diff last` or a file")
+        raise UsageError(f"{program}: there is no champion yet; compare with `--diff last` or a file")
     path = state.program(program) / "executions" / f"{version.execution}.json"
     try:
         found = _read(state.plan(json.loads(path.read_bytes())["plan"]))
@@ -53,7 +53,7 @@ def other_plan(name: str, plan: Plan, state: State) -> Plan:
     if name == "last":
         found = last_plan(state, plan.program)
         if found is None:
-            raise StateError(f"{plan.program}: it was not run here yet; there is no last plan to compare with")
+            raise UsageError(f"{plan.program}: it was not run here yet; there is no last plan to compare with")
         return found
     path = Path(name)
     return plans.load(path) if path.suffix == ".json" else prepare(path, (), state)[1]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flows import datasets, services
 from flows.durable import FileEntry, digest_entries
 from flows.headline import RAN, semantic, stage_points, summary_vector
-from flows.nodes import Node, Plan, plan_from
+from flows.nodes import Node, Plan, outside_name, plan_from, round_of
 from flows.publication import groups, item_of
 from flows.registry import load as load_registry
 from flows.showing import gate_record, gate_rows, plan_table
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flows.recorder import Sent
 
 ATTACHED = ("gate.json", "gate.txt", "report.html", "metrics.json", "collect.json", "preflight.json", "decision.json")
+ATTACHED += ("pairs.json", "start.json", "causes.json", "pools.json", "published.json")
 """Small outputs that are shown beside a node's run."""
 _ATTACHED_BYTES = 5 << 20
 _LIVE_SECONDS = 3.0
@@ -230,7 +231,7 @@ class Recording:
                 "tutelage.program": plan.program,
                 "tutelage.plan": self.record.plan,
                 "tutelage.program_digest": plan.program_digest,
-                "tutelage.round": "main",
+                "tutelage.round": _rounds(plan),
                 "mlflow.note.content": plan.about,
                 **more,
             },
@@ -262,6 +263,7 @@ class Recording:
         start = millis(self.began().get(node.id) or (receipt.started if receipt else self.record.started))
         tracking.metrics(run, self._points(node, receipt, start))
         tags = {"tutelage.kind": node.kind, "tutelage.status": end["status"], "tutelage.reason": end["reason"] or ""}
+        tags["tutelage.round"] = str(round_of(node.id) or "main")
         if receipt is not None:
             self._send_outputs(run, node, receipt)
             tags |= {"tutelage.run_key": receipt.run_key, "tutelage.output_digest": receipt.output_digest}
@@ -300,7 +302,7 @@ class Recording:
         tracking.datasets(run, self._used(node))
         stages = [s for s, n in self.plan.policies.items() if n == node.id]
         policy = [FileEntry(e.path[7:], e.size, e.sha256) for e in receipt.outputs if e.path.startswith("policy/")]
-        if stages and policy and node.kind != "policy.registered":
+        if stages and policy and node.kind not in ("policy.registered", "round.start"):
             folder = (out / "policy").relative_to(self._state.home).as_posix()
             model = tracking.model(self.plan.program, stages[0], digest_entries(policy), folder, run)
             tracking.outputs(run, model, int(receipt.cost.get("steps", 0)))
@@ -361,7 +363,7 @@ class Recording:
             if node.kind == "gate" and node.id in receipts:
                 record = gate_record(self._state, receipts[node.id].run_key)
                 rows, text = gate_rows(self._state, receipts[node.id].run_key)
-                tags[f"gate.{node.id.removeprefix('gate.')}"] = str(record.get("answer", ""))
+                tags[outside_name(node.id)] = str(record.get("answer", ""))
                 tracking.text(run, json.dumps({"text": text, "rows": rows}, indent=1), f"gates/{node.id}.json")
                 tracking.text(run, str(record.get("text", text)), f"gates/{node.id}.txt")
             if node.kind == "report" and node.id in receipts:
@@ -371,6 +373,12 @@ class Recording:
                     tracking.file(run, best[0], "report")
         tracking.tags(run, tags)
         tracking.close(run, "KILLED" if code is None else _ENDS.get(code, "FAILED"), at)
+
+
+def _rounds(plan: Plan) -> str:
+    """Return `main`, and how many rounds may follow it."""
+    most = max((round_of(n.id) for n in plan), default=0)
+    return f"main, then at most {most}" if most else "main"
 
 
 def _text_lines(path: Path) -> list[str]:

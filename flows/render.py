@@ -53,6 +53,7 @@ def plan_json(plan: Plan, found: Mapping[str, Status], powers: Sequence[GatePowe
         "losses": plan.details["losses"],
         "reward": plan.details["reward"],
         "dominance": plan.details["dominance"],
+        "flywheel": plan.details.get("flywheel"),
         "diff": None if against is None else against.to_dict(),
     }
 
@@ -123,6 +124,8 @@ def _losses(plan: Plan) -> Table:
         table.add_row(
             Text(f"{stage} ({told['type']})"), Text(f"{told['equation']}\n{told['words']}\n{told['optimizer']}")
         )
+    for part, words in plan.details.get("flywheel", {}).items():
+        table.add_row(Text(f"each round: {part}" if part != "rounds" else part), Text(words))
     table.add_row("reward", Text(f"{plan.details['reward']}\n{plan.details['dominance']}"))
     return table
 

@@ -5,10 +5,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from flows.nodes import Json, digest
+from specs.command_references import own_programs
+from specs.commands import ResolvedCommand
+from specs.data import PoolData
 from specs.errors import ProgramError
+from specs.implicit import flywheel_sets
+from specs.positions import path_text
 from specs.program import Program
 
-_LABELS = {"run", "budget", "about", "tags"}
+_LABELS = {"run", "budget", "schedule", "notify", "about", "tags"}
 """Sections that are no part of what a program means."""
 
 
@@ -30,8 +35,14 @@ class Resolution:
     """Registry alias -> version, digest, folder in the home; None where it does not exist yet."""
     asked: dict[str, list[str]] = field(default_factory=dict[str, "list[str]"])
     """Plan key of a data set -> digests of the policies that gates asked it about, in order."""
+    answers: dict[str, list[Json]] = field(default_factory=dict[str, "list[Json]"])
+    """Gate node -> what people answered when it was held: evidence, verdict, by, at, why."""
+    pools: dict[str, Json | None] = field(default_factory=dict[str, "Json | None"])
+    """Pool -> version, digest, rows, folder in the home of what was published last; None where nothing was yet."""
     packages: dict[str, str] = field(default_factory=dict[str, str])
     """Package that data comes from -> version."""
+    commands: dict[str, Json] = field(default_factory=dict[str, Json])
+    """Place of a program of the user's own -> folder, digests of its files, version that it reports."""
     precision: str = "fp32"
     """What `auto` means: bf16 where the machine that resolved the program has such arithmetic."""
     machine: dict[str, float] = field(default_factory=dict[str, float])
@@ -55,8 +66,46 @@ def program_digest(program: Program) -> str:
     return digest(program.model_dump(mode="json", by_alias=True, exclude=_LABELS))
 
 
+def filled(program: Program, commands: Mapping[str, Json]) -> Program:
+    """Return the program in which each program of the user's own knows what it was found to be."""
+    places = {path: spec for path, spec in own_programs(program).items() if path_text(path) in commands}
+    if not places:
+        return program
+    environments, verifiers = dict(program.environments), dict(program.verifiers)
+    changes: Json = {"environments": environments, "verifiers": verifiers}
+    for path, spec in places.items():
+        known = ResolvedCommand.model_validate(commands[path_text(path)])
+        made: Any = spec.model_copy(update={"resolved": known})
+        if path[0] == "agent":
+            changes["agent"] = made
+        else:
+            changes[str(path[0])][path[1]] = made
+    return program.model_copy(update=changes)
+
+
 def used_data(program: Program) -> list[str]:
     """Return the data sets that something reads, in the program's order."""
+    return _known(program, _main(program) | set(flywheel_sets(program)))
+
+
+def main_data(program: Program) -> list[str]:
+    """Return the data sets that the main part, its evaluations and gates read: rounds move no key of theirs."""
+    return _known(program, _main(program))
+
+
+def environments_of(program: Program, name: str) -> list[str]:
+    """Return the environments that the records of a data set or of a round's pool come from."""
+    source = program.data.get(name)
+    if source is None and program.flywheel is not None:
+        mined = [*program.flywheel.mine.sources, *program.flywheel.causes_from]
+        return list(dict.fromkeys(e for s in mined for e in environments_of(program, s)))
+    if source is None or isinstance(source, PoolData):
+        others = [s.environment for s in program.data.values() if not isinstance(s, PoolData)]
+        return list(dict.fromkeys(others))
+    return [source.environment]
+
+
+def _main(program: Program) -> set[str]:
     used: set[str] = set()
     for stage in program.stages:
         used.update(stage.data)
@@ -65,6 +114,10 @@ def used_data(program: Program) -> list[str]:
     used.update(program.evaluation.sets, program.evaluation.at_the_end)
     for gate in program.gates.values():
         used.update(r.set for r in gate.require)
+    return used
+
+
+def _known(program: Program, used: set[str]) -> list[str]:
     unknown = sorted(used - set(program.data))
     if unknown:
         raise ProgramError(
@@ -73,9 +126,14 @@ def used_data(program: Program) -> list[str]:
     return [name for name in program.data if name in used]
 
 
-def wanted_aliases(program: Program) -> list[str]:
+def gate_aliases(program: Program) -> list[str]:
     """Return the registry aliases that a program's gates need; the champion wherever something may be promoted."""
     wanted: set[str] = {g.baseline.alias for g in program.gates.values() if g.baseline.alias is not None}
     if any(g.on_pass == "promote" for g in program.gates.values()):
         wanted.add("champion")
     return sorted(wanted)
+
+
+def wanted_aliases(program: Program) -> list[str]:
+    """Return the registry aliases that a program needs: a round may start from the champion."""
+    return sorted({*gate_aliases(program), *(["champion"] if program.flywheel is not None else [])})

@@ -14,11 +14,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+from flows import answers, own_programs, pools
 from flows.leases import accelerated
 from flows.looks import earlier_looks
-from flows.resolution import Resolution, program_digest, resolution_from, used_data, wanted_aliases
+from flows.resolution import (
+    Resolution,
+    environments_of,
+    program_digest,
+    resolution_from,
+    used_data,
+    wanted_aliases,
+)
 from flows.weights import find, look
-from specs.data import ProblemFile
+from specs.data import PoolData, ProblemFile
 from specs.environments import BFCL
 from specs.errors import ProgramError, StateError
 from specs.policy import PretrainedPolicy
@@ -83,9 +91,12 @@ def resolve(
         files=_files(program, folder, where, environ, last),
         aliases=_aliases(program, state_view, pinned),
         packages=_packages(program, where),
+        commands=own_programs.look(program, folder, where),
         machine=_machine(program),
         precision=pinned.precision if pinned is not None else auto_precision(program),
         asked=_asked(program, state_view, pinned),
+        pools=_pools(program, state_view, pinned),
+        answers=answers.resolved(state_view.home, program.program) if state_view is not None and program.gates else {},
         reused=pinned is not None,
     )
 
@@ -150,8 +161,12 @@ def _environment(program: Program, where: _Where, environ: Mapping[str, str], sa
     used = {f"data.{name}" for name in used_data(program)}
     for path, text in _strings(program.model_dump(mode="json", by_alias=True), ""):
         names = _REFERENCE.findall(text)
-        if not names or (path.startswith("data.") and path.rpartition(".")[0] not in used):
-            continue
+        if (
+            not names
+            or path.startswith("notify.")
+            or (path.startswith("data.") and path.rpartition(".")[0] not in used)
+        ):
+            continue  # hooks read theirs as they start
         if not any(p.fullmatch(path) for p in _REFERRING):
             raise ProgramError(
                 f"{where(path)}: found {text!r}, but references to the environment are read only in "
@@ -221,8 +236,7 @@ def _files(
 
 
 def _packages(program: Program, where: _Where) -> dict[str, str]:
-    for name in used_data(program):
-        kind = program.data[name].environment
+    for kind in dict.fromkeys(e for name in used_data(program) for e in environments_of(program, name)):
         if isinstance(program.environments.get(kind), BFCL):
             try:
                 return {"bfcl-eval": importlib.metadata.version("bfcl-eval")}
@@ -254,6 +268,15 @@ def _asked(program: Program, view: StateView | None, pinned: Resolution | None) 
     return earlier_looks(view.home, program.program) if view is not None and program.gates else {}
 
 
+def _pools(program: Program, view: StateView | None, pinned: Resolution | None) -> dict[str, Json | None]:
+    """Return what was published last of each pool that a data set names."""
+    wanted = {s.pool for n in used_data(program) if isinstance(s := program.data[n], PoolData)}
+    if pinned is not None and wanted <= set(pinned.pools):
+        return {pool: pinned.pools[pool] for pool in sorted(wanted)}
+    found = {pool: pools.newest(view.home, program.program, pool) if view else None for pool in sorted(wanted)}
+    return {pool: None if version is None else version.resolved() for pool, version in found.items()}
+
+
 def _registered(program: str, wanted: list[str], view: StateView | None) -> dict[str, Json | None]:
     path = None if view is None else view.home / "registry" / f"{program}.json"
     if path is None or not path.exists():
@@ -266,6 +289,9 @@ def _registered(program: str, wanted: list[str], view: StateView | None) -> dict
             number = data["aliases"].get(name)
             version = None if number is None else versions[int(number)]
             found[name] = None if version is None else {k: version[k] for k in ("version", "digest", "folder")}
+        if (champion := found.get("champion")) is not None:
+            stood = {str(p["digest"]) for p in data["promotions"] if p["result"] in ("promoted", "rolled_back")}
+            champion["former"] = sorted(stood - {champion["digest"]})
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise StateError(
@@ -287,16 +313,13 @@ def _machine(program: Program) -> dict[str, float]:
 
 
 def _gpu_memory() -> float | None:
-    import shutil
-    import subprocess
+    from tasks.processes import run
 
-    if shutil.which("nvidia-smi") is None:
-        return None
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+        told = run(query, seconds=10).out.split()
         return round(int(told[0]) * 1.048576e-3, 1) if told else None
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except (OSError, ValueError):
         return None
 
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from specs.errors import ProgramError
+from specs.policy_gradient import POLICY_GRADIENTS
 from specs.program import Program
 
 _PROBLEMS = 12
@@ -17,9 +18,15 @@ _SIZES = {
         "samples": 2, "rounds": 1, "problems": 8, "epochs": 1.0, "min_gain": 0.0,
         "threshold": _ANY_REWARD, "band": [0.0, 1.0], "max_tool_errors": None,
     },
-    "grpo": {
-        "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1,
-        "max_flat_steps": 100, "max_truncated": 1.0,
+    "reward_weighted": {"samples": 2, "problems": 8, "epochs": 1.0, "require_success": False},
+    "dpo": {"epochs": 1.0}, "ipo": {"epochs": 1.0}, "orpo": {"epochs": 1.0}, "simpo": {"epochs": 1.0},
+    "kto": {"epochs": 1.0},
+    **{
+        name: {
+            "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1,
+            "max_flat_steps": 100, "max_truncated": 1.0,
+        }
+        for name in POLICY_GRADIENTS
     },
 }  # fmt: skip
 
@@ -34,14 +41,9 @@ def smoke(program: Program) -> Program:
             most = _DEMONSTRATIONS[start] if source["kind"] == "demonstrations" else _PROBLEMS
             source["size"] = min(source["size"], most)
     for stage in data["stages"]:
-        _shrink(stage["algorithm"])
-        if stage["algorithm"]["type"] == "sft":
-            stage["algorithm"]["epochs"] = _EPOCHS[start]
-        stage["preflight"] = {"problems": 4, "samples": 2}
-        if stage["algorithm"]["type"] == "grpo":
-            stage["needs"] = {"success": 0.0, "positive_problem_rate": 0.0, "mixed_group_rate": 0.0}
-        if isinstance(stage["else_first"], dict):
-            _shrink(stage["else_first"])
+        _smaller(stage, start)
+    if data["flywheel"] is not None:
+        _one_round(data["flywheel"], start)
     for gate in data["gates"].values():
         gate["on_pass"] = "nothing"
         gate["on_inconclusive"] = "pass_on"
@@ -51,5 +53,37 @@ def smoke(program: Program) -> Program:
         raise ProgramError(f"{program.program}: --smoke: its smallest form is no valid program ({e})") from e
 
 
+def _smaller(stage: dict[str, Any], start: str) -> None:
+    _shrink(stage["algorithm"])
+    if stage["algorithm"]["type"] == "sft":
+        stage["algorithm"]["epochs"] = _EPOCHS[start]
+    stage["preflight"] = {"problems": 4, "samples": 2}
+    if stage["algorithm"]["type"] in POLICY_GRADIENTS:
+        stage["needs"] = {"success": 0.0, "positive_problem_rate": 0.0, "mixed_group_rate": 0.0}
+    if isinstance(stage["else_first"], dict):
+        _shrink(stage["else_first"])
+
+
+def _one_round(flywheel: dict[str, Any], start: str) -> None:
+    """Shrink the flywheel to one round with small pools."""
+    flywheel["rounds"] = 1
+    flywheel["mine"] |= {"problems": _PROBLEMS, "samples": 1}
+    flywheel["siblings"] |= {"per_case": 1, "max_unsolved": 1.0}
+    flywheel["pools"] = {"successes": _PROBLEMS, "anchor": _PROBLEMS}
+    for remedy in flywheel["remedies"].values():
+        if "quota" in remedy:
+            remedy["quota"] = min(remedy["quota"], _PROBLEMS)
+    for stage in flywheel["round"]["stages"]:
+        _smaller(stage, start)
+        if stage["algorithm"]["type"] == "sft":
+            stage["algorithm"]["epochs"] = 1.0
+
+
 def _shrink(algorithm: dict[str, Any]) -> None:
     algorithm.update(_SIZES[algorithm["type"]])
+    if "pairing" in algorithm:
+        algorithm["pairing"] |= {"samples": 4, "problems": 8, "margin": 0.0, "at_least": 0}
+    if algorithm.get("resample"):
+        algorithm["resample"] = {"max_rounds": 1, "when_short": "train"}
+    if algorithm.get("critic"):
+        algorithm["critic"]["warmup_steps"] = min(1, algorithm["critic"]["warmup_steps"])

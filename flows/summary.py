@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flows.answers import held_gates
 from flows.live import duration, figures_text
 from flows.nodes import Plan
 from flows.registry import champion
@@ -19,6 +21,8 @@ _STYLES = {
     "reused": "dim", "completed": "green", "skipped": "dim", "gate_failed": "red", "held": "yellow",
     "failed": "red", "blocked": "red", "interrupted": "yellow", "running": "cyan",
 }  # fmt: skip
+ENDS = {0: "done", 3: "a gate failed", 4: "interrupted", 7: "held", 8: "stopped, its budget is used up"}
+"""Exit code -> how an execution ended, in words."""
 _MANY = 60  # nodes from which those that were only reused are folded into one row
 
 
@@ -39,6 +43,8 @@ def summary(state: State, record: RunRecord, plan: Plan | None, resume: str) -> 
         "driver": record.driver if record.state == "running" else None,
         "nodes": nodes,
         "gates": [_gate(state, d) for d in done.values() if d["kind"] == "gate"],
+        "held": _held(state, record),
+        "schedule": record.arguments.get("schedule"),
         "champion": _champion(state, record.program),
         "report": _report(state, done.values()),
         "resume": resume if code not in (0, 3) and record.state != "running" else None,
@@ -85,6 +91,24 @@ def _gate(state: State, node: dict[str, Any]) -> dict[str, Any]:
         return {"gate": node["node"], "text": f"{out}: cannot be read"}
 
 
+def _held(state: State, record: RunRecord) -> list[dict[str, Any]]:
+    """Return the gates that wait for a person, each with the answer that the next run will see."""
+    try:
+        held = held_gates(state, record)
+    except StateError as e:
+        return [{"gate": "?", "answer": None, "text": str(e)}]
+    found: list[dict[str, Any]] = []
+    for gate in held:
+        name = gate.gate.removeprefix("gate.")
+        ask = (
+            f"waits for a person: tutelage approve {record.program} {name}, or tutelage reject {record.program} {name}"
+        )
+        said = None if gate.answer is None else asdict(gate.answer)
+        text = ask if gate.answer is None else f"{gate.answer.sentence}; the next run acts on it"
+        found.append({"gate": gate.gate, "answer": said, "text": f"{gate.gate} {text}"})
+    return found
+
+
 def _champion(state: State, program: str) -> dict[str, Any] | None:
     try:
         found = champion(state.home, program)
@@ -107,6 +131,7 @@ def view(data: dict[str, Any], notes: list[str], seconds: float | None = None) -
     """Return the summary for a terminal."""
     parts: list[RenderableType] = [_table(data)]
     parts += [Text(str(g["text"])) for g in data["gates"] if g.get("text")]
+    parts += [Text(str(g["text"])) for g in data["held"]]
     parts += [Text(f"note: {text}") for text in notes]
     if (best := data["champion"]) is not None:
         parts.append(Text(best.get("text") or f"champion: version {best['version']}, from {best['stage']}"))
@@ -125,8 +150,7 @@ def _last_line(data: dict[str, Any], seconds: float | None) -> str:
         return f"{data['program']}: {data['state']} (execution {data['execution']}, since {data['started']})"
     if statuses and all(s in ("reused", "skipped") for s in statuses):
         return f"{data['program']}: nothing to do, everything is done{took}"
-    words = {0: "done", 3: "a gate failed", 4: "interrupted", 7: "held", 8: "stopped, its budget is used up"}
-    return f"{data['program']}: {words.get(data['exit_code'], 'failed')}{took} (exit {data['exit_code']})"
+    return f"{data['program']}: {ENDS.get(data['exit_code'], 'failed')}{took} (exit {data['exit_code']})"
 
 
 def _table(data: dict[str, Any]) -> Table:

@@ -1,20 +1,23 @@
 """Stages to nodes: rounds of rejection sampling, preflights and their `else_first` copies are unrolled. Pure."""
 
 from flows.graph import Graph, dump
-from flows.nodes import Json
-from specs.algorithms import GRPO, RFT, SFT
+from flows.nodes import Json, node_seed
+from specs.algorithms import RFT, SFT, PairAlgorithm, RewardWeighted
 from specs.errors import ProgramError
+from specs.policy_gradient import PolicyGradient
 from specs.stages import Needs, Stage
 
 RESERVED = ("init", "champion", "previous", "last", "best", "report")
 """What no stage may be called."""
 
 
-def add_stage(graph: Graph, index: int, stage: Stage) -> None:
-    """Add a stage and its evaluations."""
-    before = graph.program.stages[index - 1].id if index else "init"
-    start = stage.start or before
-    if stage.id in RESERVED or stage.id in graph.policies:
+def add_stage(graph: Graph, stages: list[Stage], index: int) -> None:
+    """Add a stage of the part that is being added, and its evaluations."""
+    part, stage, last = graph.part, stages[index], index == len(stages) - 1
+    before = part.name(stages[index - 1].id) if index else part.start
+    start = before if stage.start is None else part.name(stage.start)
+    name = part.name(stage.id)
+    if stage.id in RESERVED or name in graph.policies:
         raise ProgramError(
             f"{graph.program.program}: a stage is called {stage.id!r}, which is taken; choose another id "
             f"({', '.join(RESERVED)} are reserved)"
@@ -29,24 +32,56 @@ def add_stage(graph: Graph, index: int, stage: Stage) -> None:
         case SFT():
             result = _sft(graph, stage, policy)
         case RFT():
-            result = _rft(graph, stage, stage.id, stage.algorithm, policy)
-        case GRPO():
-            result = _grpo(graph, stage, policy)
-    graph.policies[stage.id] = result
-    last = index == len(graph.program.stages) - 1
-    graph.evaluate(stage.id, [*graph.program.evaluation.sets, *(graph.program.evaluation.at_the_end if last else [])])
+            result = _rft(graph, stage, name, stage.algorithm, policy)
+        case RewardWeighted():
+            result = _weighted(graph, stage, policy)
+        case PairAlgorithm():
+            result = _preference(graph, stage, stage.algorithm, policy)
+        case PolicyGradient():
+            result = _policy_gradient(graph, stage, policy)
+    graph.policies[name] = result
+    graph.evaluate(name, [*graph.program.evaluation.sets, *(graph.program.evaluation.at_the_end if last else [])])
 
 
 def _sft(graph: Graph, stage: Stage, policy: str) -> str:
+    part = graph.part
     params = {**graph.common(stage), "algorithm": dump(stage.algorithm)}
-    return graph.add(stage.id, "train.sft", params, graph.stage_inputs(stage, policy, apart="data.apart"))
+    inputs = graph.stage_inputs(stage, policy, apart=part.apart)
+    return graph.add(part.name(stage.id), "train.sft", params, inputs, passthrough="policy" if part.number else None)
+
+
+def _weighted(graph: Graph, stage: Stage, policy: str) -> str:
+    """Add the rollouts, and the training that weighs them by reward."""
+    part, name = graph.part, graph.part.name(stage.id)
+    params = {**graph.judged(stage), "algorithm": dump(stage.algorithm), "round": 1}
+    inputs = graph.stage_inputs(stage, policy, apart=part.apart)
+    collected = graph.add(f"{name}.collect1", "collect", params, inputs)
+    fit = {"algorithm": params["algorithm"], "policy": graph.policy, "data": params["data"]}
+    return graph.add(
+        name, "train.reward_weighted", fit, {"policy": policy, "collect": collected},
+        passthrough="policy" if part.number else None,
+    )  # fmt: skip
+
+
+def _preference(graph: Graph, stage: Stage, algorithm: PairAlgorithm, policy: str) -> str:
+    """Add the pairs and the training on them. Branches that start alike share their pairs: the seed is the part's."""
+    part, name = graph.part, graph.part.name(stage.id)
+    params = {**graph.judged(stage), "pairing": dump(algorithm.pairing)}
+    inputs = graph.stage_inputs(stage, policy, apart=part.apart)
+    seed = node_seed(graph.program.seed, part.name("pairs"))
+    paired = graph.add(f"{name}.pairs", "pairs", params, inputs, seed=seed)
+    fit = {"algorithm": dump(algorithm), "policy": graph.policy, "data": params["data"]}
+    return graph.add(
+        name, "train.preference", fit, {"policy": policy, "pairs": paired},
+        passthrough="policy" if part.number else None,
+    )  # fmt: skip
 
 
 def _rft(graph: Graph, stage: Stage, prefix: str, algorithm: RFT, policy: str, when: Json | None = None) -> str:
     """Add the rounds of rejection sampling; later rounds run while `collect` says to continue."""
     spec, previous = dump(algorithm), None
     for number in range(1, algorithm.rounds + 1):
-        inputs = graph.stage_inputs(stage, policy, apart="data.apart")
+        inputs = graph.stage_inputs(stage, policy, apart=graph.part.apart)
         if previous is not None:
             inputs["previous"] = previous
             when = {"node": previous, "continue": True}
@@ -58,14 +93,15 @@ def _rft(graph: Graph, stage: Stage, prefix: str, algorithm: RFT, policy: str, w
         fit = {"algorithm": spec, "policy": graph.policy, "data": params["data"]}
         policy = graph.add(
             f"{prefix}.fit{number}", "train.rft", fit, {"policy": policy, "collect": collected},
-            when=when, passthrough=None if when is None else "policy",
+            when=when, passthrough="policy" if when is not None or graph.part.number else None,
         )  # fmt: skip
         previous = collected
     return policy
 
 
-def _grpo(graph: Graph, stage: Stage, policy: str) -> str:
+def _policy_gradient(graph: Graph, stage: Stage, policy: str) -> str:
     """Add preflight and choice, `else_first` as often as it may be tried, and the stage itself."""
+    part, name = graph.part, graph.part.name(stage.id)
     first = RFT(type="rft") if stage.else_first == "rft" else stage.else_first
     tries = stage.tries if first is not None else 0
     decision: str | None = None
@@ -73,19 +109,19 @@ def _grpo(graph: Graph, stage: Stage, policy: str) -> str:
     for number in range(tries + 1):
         when = None if decision is None else {"node": decision, "go": False}
         if first is not None and when is not None:
-            policy = _rft(graph, stage, f"{stage.id}.first{number}", first, policy, when)
+            policy = _rft(graph, stage, f"{name}.first{number}", first, policy, when)
         probe, decision = _ask(graph, stage, number + 1, policy, (probe, decision), last=number == tries)
     assert decision is not None, "a policy-gradient stage is asked at least once"
     params = {**graph.judged(stage), "algorithm": dump(stage.algorithm)}
-    inputs = graph.stage_inputs(stage, policy, apart="data.apart", decision=decision)
-    return graph.add(stage.id, "train.grpo", params, inputs)
+    inputs = graph.stage_inputs(stage, policy, apart=part.apart, decision=decision)
+    return graph.add(name, "train.policy_gradient", params, inputs, passthrough="policy" if part.number else None)
 
 
 def _ask(
     graph: Graph, stage: Stage, number: int, policy: str, before: tuple[str | None, str | None], *, last: bool
 ) -> tuple[str, str]:
     """Add one preflight and its choice; both stand for the ones before where those already said go."""
-    needs = dump(stage.needs or Needs())
+    needs, name = dump(stage.needs or Needs()), graph.part.name(stage.id)
     probe, decision = before
     when = None if decision is None else {"node": decision, "go": False}
     through = None if decision is None else "previous"
@@ -96,10 +132,10 @@ def _ask(
         "preflight": dump(stage.preflight),
     }
     inputs = graph.stage_inputs(stage, policy) | ({"previous": probe} if probe is not None else {})
-    asked = graph.add(f"{stage.id}.preflight{number}", "preflight", params, inputs, when=when, passthrough=through)
+    asked = graph.add(f"{name}.preflight{number}", "preflight", params, inputs, when=when, passthrough=through)
     inputs = {"preflight": asked} | ({"previous": decision} if decision is not None else {})
     chosen = graph.add(
-        f"{stage.id}.choose{number}", "choose", {"stage": stage.id, "needs": needs, "last": last}, inputs,
+        f"{name}.choose{number}", "choose", {"stage": name, "needs": needs, "last": last}, inputs,
         when=when, passthrough=through,
     )  # fmt: skip
     return asked, chosen

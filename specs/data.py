@@ -34,6 +34,9 @@ class Spoil(Spec):
     """Probability of a mistake at each decision of a spoiled demonstration."""
     types: list[str] | None = None
     """Problem types that may be spoiled; all where left out."""
+    no_recovery: list[str] = []
+    """Problem types in whose demonstrations the clerk gives up after a tool error instead of recovering; all of them,
+    whatever `share` says. It needs an environment with declared faults."""
 
 
 class Demonstrations(Spec):
@@ -82,7 +85,15 @@ class ProblemFile(Spec):
     role: Role = "train"
 
 
-DataSource = Annotated[Demonstrations | Problems | ProblemFile, Field(discriminator="kind")]
+class PoolData(Spec):
+    """The regression pool as an evaluation set: the cases that rounds confirmed, as last published; empty at first."""
+
+    kind: Literal["pool"]
+    pool: Literal["regression"] = "regression"
+    role: Literal["regression"] = "regression"
+
+
+DataSource = Annotated[Demonstrations | Problems | ProblemFile | PoolData, Field(discriminator="kind")]
 
 
 class Apart(Spec):

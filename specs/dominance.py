@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from specs.agents import ExternalAgent
+from specs.program import Program
 from specs.reward import Reward
 
 _TOLERANCE = 1e-9
@@ -18,6 +20,12 @@ class DominanceReport:
     holds: bool
     text: str
     """One sentence with the numbers, and what to change where it does not hold."""
+
+
+def most_turns(program: Program) -> int:
+    """Return the turns of the longest episode: an agent of one's own may sample without calling, and call without."""
+    calls = max(e.max_turns for e in program.environments.values())
+    return calls + (program.agent.max_requests if isinstance(program.agent, ExternalAgent) else 0)
 
 
 def dominance(reward: Reward, max_calls: int) -> DominanceReport:

@@ -84,6 +84,9 @@ def _sentence(place: Place, error: Mapping[str, Any]) -> tuple[KeyPath, str]:
     if kind == "too_long":
         return place.path, f"found {len(place.value)} entries, expected at most {context.get('max_length')}"
     if tuple(error["loc"])[-1:] == ("[key]",):
+        if kind == "literal_error":
+            known = [w.strip("' ") for w in str(context.get("expected", "")).replace(" or ", ",").split(",")]
+            return place.path, f"unknown key, expected {listed(known, most=24)}{did_you_mean(place.path[-1], known)}"
         return place.path, "this key is no name; expected a letter, then letters, digits, _ and - (at most 64)"
     return place.path, _wrong_value(place)
 

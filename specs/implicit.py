@@ -2,17 +2,20 @@
 
 from typing import Any
 
-from specs.algorithms import GRPO, SFT
+from specs.algorithms import SFT
 from specs.data import DataSource, Demonstrations, Problems
 from specs.environments import BFCL, Environment
+from specs.flywheel import POOLS
 from specs.gates import Evaluation
 from specs.policy import ScratchPolicy
+from specs.policy_gradient import PolicyGradient
 from specs.program import Program
-from specs.stages import Needs
+from specs.stages import Needs, Stage
 
 SIZES: dict[str, dict[str, int]] = {
     "order_desk": {"demonstrations": 6000, "train": 4000, "golden": 450, "hidden": 800},
     "bfcl": {"demonstrations": 280, "train": 280, "golden": 100, "hidden": 300},
+    "process": {"demonstrations": 200, "train": 200, "golden": 100, "hidden": 100},
 }
 """Sizes of the data sets that an environment has without their being declared."""
 _ROLES = {"golden": "golden", "hidden": "hidden", "audit": "golden"}
@@ -29,6 +32,7 @@ def expanded(program: Program) -> Program:
     evaluation = _evaluation(program)
     used = [*(n for s in program.stages for n in s.data), *evaluation.sets, *evaluation.at_the_end]
     used += [r.set for g in program.gates.values() for r in g.require]
+    used += flywheel_sets(program)
     if isinstance(init, ScratchPolicy):
         used.append(init.tokenizer.train_on)
     data = {name: _with_role(source) for name, source in program.data.items()}
@@ -37,18 +41,33 @@ def expanded(program: Program) -> Program:
         if source is not None:
             data[name] = source
     outcome = program.reward.outcome or (dict.fromkeys(program.verifiers, 1.0) if len(program.verifiers) == 1 else {})
-    stages = [
-        s.model_copy(update={"needs": Needs()}) if isinstance(s.algorithm, GRPO) and s.needs is None else s
-        for s in program.stages
-    ]
     changes: dict[str, Any] = {
         "policy": program.policy.model_copy(update={"init": init}),
         "data": data,
         "reward": program.reward.model_copy(update={"outcome": outcome}),
-        "stages": stages,
+        "stages": _with_needs(program.stages),
         "evaluation": evaluation,
     }
+    if (said := program.flywheel) is not None:
+        rounds = said.round.model_copy(update={"stages": _with_needs(said.round.stages)})
+        changes["flywheel"] = said.model_copy(update={"round": rounds})
     return program.model_copy(update=changes)
+
+
+def flywheel_sets(program: Program) -> list[str]:
+    """Return the data sets that the flywheel reads, pools left out."""
+    said = program.flywheel
+    if said is None:
+        return []
+    read = [*said.mine.sources, *said.causes_from, *(n for s in said.round.stages for n in s.data if n not in POOLS)]
+    return list(dict.fromkeys([*read, *([said.stop.gain_on] if said.stop.gain_on else [])]))
+
+
+def _with_needs(stages: list[Stage]) -> list[Stage]:
+    return [
+        s.model_copy(update={"needs": Needs()}) if isinstance(s.algorithm, PolicyGradient) and s.needs is None else s
+        for s in stages
+    ]
 
 
 def implicit_source(name: str, environments: dict[str, Environment]) -> DataSource | None:

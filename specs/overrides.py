@@ -9,7 +9,7 @@ from specs.errors import ProgramError
 from specs.positions import KeyPath, Mistake, Position, as_map, did_you_mean, listed, path_text, position_of
 from specs.reader import Document, read_yaml
 
-_TAGS = ("kind", "type")
+_TAGS = ("kind", "type", "do")
 _SUFFIXES = ("demonstrations", "train", "golden", "hidden")
 Map = dict[str, Any]
 

@@ -8,16 +8,19 @@ from specs.agents import Agent, ToolLoop
 from specs.base import Name, Seed, SetName, Spec
 from specs.data import Apart, DataSource
 from specs.environments import Environments
+from specs.flywheel import Flywheel
 from specs.gates import Evaluation, Gate
+from specs.notify import Notify
 from specs.policy import Policy
 from specs.reward import Reward
 from specs.run import Budget, Run
+from specs.schedule import Schedule
 from specs.stages import Stage
 from specs.verifiers import Verifiers
 
 
 class Program(Spec):
-    """A post-training program. `run` and `budget` are the execution half: they never move a key."""
+    """A post-training program. `schedule`, `notify`, `budget` and `run` are the execution half: they never move a key."""
 
     program: Name
     """Name; also the MLflow experiment and the registered model."""
@@ -34,6 +37,12 @@ class Program(Spec):
     stages: Annotated[list[Stage], Field(min_length=1)]
     evaluation: Evaluation = Evaluation()
     gates: dict[Name, Gate] = {}
+    flywheel: Flywheel | None = None
+    """Rounds after the main part that learn from its failures."""
+    schedule: dict[Name, Schedule] = {}
+    """When it runs by itself; `tutelage schedule` tells Prefect."""
+    notify: Notify | None = None
+    """Who is told what of a run."""
     budget: Budget = Budget()
     run: Run = Run()
     tags: dict[str, str] = {}

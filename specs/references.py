@@ -1,17 +1,22 @@
 """Checks across sections: names that must exist, sets that must not mix, settings that would not be read."""
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from specs.algorithms import GRPO, SFT
-from specs.data import Demonstrations, ProblemFile, Problems
-from specs.dominance import dominance
-from specs.environments import BFCL, EVENTS, OrderDesk, OrderType
+from specs.checks import Checks as _Checks
+from specs.checks import evaluated, is_pool, kind_of, stage_set, unread
+from specs.command_references import commands
+from specs.data import Demonstrations, PoolData, ProblemFile
+from specs.dominance import dominance, most_turns
+from specs.environments import BFCL, OrderDesk, OrderType, ProcessEnvironment, events_of
+from specs.flywheel import POOLS
+from specs.flywheel_references import flywheel
 from specs.gates import Gate, Requirement
-from specs.implicit import SIZES, expanded
+from specs.implicit import expanded, flywheel_sets
 from specs.policy import ScratchPolicy
-from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, position_of
+from specs.positions import KeyPath, Mistake, Position, listed
 from specs.program import Program
 from specs.redaction import REFERENCE
 from specs.stages import Stage
@@ -21,50 +26,7 @@ __all__ = ["check", "expanded"]
 
 _TAKEN = ("init", "last", "best", "champion", "previous", "report", "policy", "data", "eval", "gate", "promote")
 """Names that mean something else where a stage's name may stand."""
-_NOT_TRAINED = ("golden", "hidden", "audit")
-
-
-class _Checks:
-    def __init__(self, program: Program, positions: Mapping[KeyPath, Position], folder: Path) -> None:
-        self.program = program
-        self.positions = positions
-        self.folder = folder
-        self.mistakes: list[Mistake] = []
-        self.warnings: list[Mistake] = []
-        self.stages = [s.id for s in program.stages]
-        self.sets = list(program.data)
-        self.offered = [f"{e}.{w}" for e, s in program.environments.items() for w in SIZES[s.kind]]
-
-    def wrong(self, path: KeyPath, text: str) -> None:
-        self.mistakes.append(Mistake(position_of(path, self.positions), path, text))
-
-    def unknown(self, path: KeyPath, text: str) -> None:
-        self.mistakes.append(Mistake(position_of(path, self.positions), path, text, "unknown_name"))
-
-    def odd(self, path: KeyPath, text: str) -> None:
-        self.warnings.append(Mistake(position_of(path, self.positions), path, text))
-
-    def known(self, path: KeyPath, name: str, names: Iterable[str], what: str) -> bool:
-        """Report a name that does not exist, with the nearest that does."""
-        names = list(names)
-        if name in names:
-            return True
-        self.unknown(path, f"found {name!r}, expected {what} ({listed(names)}){did_you_mean(name, names)}")
-        return False
-
-    def known_set(self, path: KeyPath, name: str) -> bool:
-        if name in self.sets:
-            return True
-        near = did_you_mean(name, [*self.sets, *self.offered])
-        self.unknown(path, f"found {name!r}, expected a data set ({listed([*self.sets, *self.offered])}){near}")
-        return False
-
-    def once(self, path: KeyPath, names: Iterable[str]) -> None:
-        seen: set[str] = set()
-        for i, name in enumerate(names):
-            if name in seen:
-                self.wrong((*path, i), f"{name} is named twice; remove one")
-            seen.add(name)
+_OTHER_NAMES = {"regression": "regress", "anchor": "kept", "hard": "difficult"}
 
 
 def check(program: Program, positions: Mapping[KeyPath, Position], folder: Path) -> tuple[list[Mistake], list[Mistake]]:
@@ -87,7 +49,7 @@ def _policy(c: _Checks) -> None:
             c.wrong((*path, "kv_heads"), f"found {init.kv_heads}, expected a divisor of heads ({init.heads})")
         name, at = init.tokenizer.train_on, (*path, "tokenizer", "train_on")
         if c.known_set(at, name) and not isinstance(c.program.data[name], Demonstrations):
-            c.wrong(at, f"found {name}, which holds {_kind(c, name)}; expected demonstrations")
+            c.wrong(at, f"found {name}, which holds {kind_of(c, name)}; expected demonstrations")
     if c.program.agent.max_new_tokens >= init.max_length:
         text = f"found {c.program.agent.max_new_tokens}, expected less than policy.init.max_length ({init.max_length})"
         c.wrong(("agent", "max_new_tokens"), text)
@@ -100,18 +62,26 @@ def _agent(c: _Checks) -> None:
         c.wrong(("agent", "call_format"), text)
 
 
-def _kind(c: _Checks, name: str) -> str:
-    return "demonstrations" if isinstance(c.program.data[name], Demonstrations) else "problems"
-
-
 def _data(c: _Checks) -> None:
     for name, source in c.program.data.items():
         path = ("data", name)
         if name == "apart":
             c.wrong(path, "this name is taken by the section `apart`; choose another")
+        if name in POOLS:
+            c.wrong(
+                path,
+                f"this name is a pool's ({listed(POOLS)}); choose another, for example {_OTHER_NAMES.get(name, f'my_{name}')}",
+            )
         owner, dot, _ = name.partition(".")
         if dot and owner not in c.program.environments:
             c.wrong(path, f"a name with a dot belongs to an environment, but there is no {owner}; write it without")
+        if isinstance(source, PoolData):
+            if c.program.flywheel is None:
+                c.odd(
+                    path,
+                    "this pool grows by rounds, and the program has no flywheel; it holds what earlier ones published",
+                )
+            continue
         if not c.known((*path, "environment"), source.environment, c.program.environments, "an environment"):
             continue
         if isinstance(source, Demonstrations):
@@ -122,7 +92,7 @@ def _data(c: _Checks) -> None:
 
 def _demonstrations(c: _Checks, path: KeyPath, source: Demonstrations) -> None:
     spec = c.program.environments[source.environment]
-    by = "clerk" if isinstance(spec, OrderDesk) else "gold"
+    by = "gold" if isinstance(spec, BFCL) else "clerk"
     if source.by != by:
         c.wrong(
             (*path, "by"), f"found {source.by}, but an environment of kind {spec.kind} has only {by}; write by: {by}"
@@ -130,9 +100,16 @@ def _demonstrations(c: _Checks, path: KeyPath, source: Demonstrations) -> None:
     if source.split != "train":
         text = f"found {source.split}, but demonstrations train; expected train, so that evaluation stays unseen"
         c.wrong((*path, "split"), text)
+    if isinstance(spec, ProcessEnvironment):  # its types are known to its program alone
+        return
     types = get_args(OrderType) if isinstance(spec, OrderDesk) else spec.categories
     for i, name in enumerate(source.spoil.types or ()):
         c.known((*path, "spoil", "types", i), name, types, f"a problem type of {source.environment}")
+    for i, name in enumerate(source.spoil.no_recovery):
+        c.known((*path, "spoil", "no_recovery", i), name, types, f"a problem type of {source.environment}")
+    if source.spoil.no_recovery and not (isinstance(spec, OrderDesk) and any(f.probability for f in spec.faults)):
+        text = f"has no effect: no tool of {source.environment} fails; declare environments.{source.environment}.faults"
+        c.wrong((*path, "spoil", "no_recovery"), text)
 
 
 def _file(c: _Checks, path: KeyPath, source: ProblemFile) -> None:
@@ -172,13 +149,13 @@ def _verifiers(c: _Checks) -> None:
 def _dominance(c: _Checks) -> None:
     """Report a reward under which a failure can earn as much as a success."""
     if c.program.reward.outcome:
-        proof = dominance(c.program.reward, max(e.max_turns for e in c.program.environments.values()))
+        proof = dominance(c.program.reward, most_turns(c.program))
         if not proof.holds:
             c.wrong(("reward",), f"{proof.text}; expected every success to earn more than every failure")
 
 
 def _forbidden(c: _Checks) -> None:
-    events = dict.fromkeys(event for e in c.program.environments.values() for event in EVENTS[e.kind])
+    events = dict.fromkeys(event for e in c.program.environments.values() for event in events_of(e))
     for name, verifier in c.program.verifiers.items():
         for i, event in enumerate(verifier.forbid if isinstance(verifier, ToolTrace) else ()):
             c.known(("verifiers", name, "forbid", i), event, events, "an event of an environment")
@@ -187,12 +164,12 @@ def _forbidden(c: _Checks) -> None:
 def _stages(c: _Checks) -> None:
     for i, stage in enumerate(c.program.stages):
         path = ("stages", i)
-        if stage.id in _TAKEN:
+        if stage.id in _TAKEN or re.fullmatch(r"round\d+", stage.id):
             c.wrong((*path, "id"), f"found {stage.id}, which has another meaning; choose another name")
         if stage.id in c.stages[:i]:
             c.wrong((*path, "id"), f"found {stage.id} a second time; every stage needs its own name")
         _start(c, path, i, stage)
-        _unread(c, path, stage)
+        unread(c, path, stage)
         _stage_data(c, path, stage)
 
 
@@ -206,18 +183,6 @@ def _start(c: _Checks, path: KeyPath, i: int, stage: Stage) -> None:
         c.known(at, stage.start, [*c.stages[:i], "init"], "an earlier stage")
 
 
-def _unread(c: _Checks, path: KeyPath, stage: Stage) -> None:
-    """Report settings that the stage's algorithm does not read."""
-    if not isinstance(stage.algorithm, GRPO):
-        for key in ("needs", "preflight", "else_first", "tries"):
-            if getattr(stage, key) != Stage.model_fields[key].default:
-                c.wrong((*path, key), f"is not read by {stage.algorithm.type}; only grpo has a preflight")
-    elif stage.else_first is None and stage.tries > 1:
-        c.wrong(
-            (*path, "tries"), "has no effect without else_first; write what to run first, for example else_first: rft"
-        )
-
-
 def _stage_data(c: _Checks, path: KeyPath, stage: Stage) -> None:
     names = list(stage.data)
     at = (*path, "data")
@@ -225,28 +190,8 @@ def _stage_data(c: _Checks, path: KeyPath, stage: Stage) -> None:
         c.wrong(at, "found no data set, expected at least one")
     if isinstance(stage.data, list):
         c.once(at, names)
-    wanted = "demonstrations" if isinstance(stage.algorithm, SFT) else "problems"
-    evaluated = _evaluated(c)
     for i, name in enumerate(names):
-        here = (*at, i if isinstance(stage.data, list) else name)
-        if not c.known_set(here, name):
-            continue
-        source = c.program.data[name]
-        if _kind(c, name) != wanted:
-            c.wrong(here, f"found {name}, which holds {_kind(c, name)}; {stage.algorithm.type} trains on {wanted}")
-        elif source.role != "train":
-            c.wrong(here, f"found {name}, whose role is {source.role}: it judges policies and never trains them")
-        elif isinstance(source, Problems) and source.split in _NOT_TRAINED:
-            c.wrong(
-                here, f"found {name}, drawn from the split {source.split}, which never trains; expected split: train"
-            )
-        elif name in evaluated:
-            c.wrong(here, f"found {name}, which {evaluated[name]} asks as well; what trains cannot judge")
-
-
-def _evaluated(c: _Checks) -> dict[str, str]:
-    asked = dict.fromkeys([*c.program.evaluation.sets, *c.program.evaluation.at_the_end], "evaluation")
-    return asked | {r.set: f"gate {n}" for n, g in c.program.gates.items() for r in g.require}
+        stage_set(c, (*at, i if isinstance(stage.data, list) else name), name, stage)
 
 
 def _evaluation(c: _Checks) -> None:
@@ -255,7 +200,7 @@ def _evaluation(c: _Checks) -> None:
         c.once(("evaluation", part), names)
         for i, name in enumerate(names):
             path = ("evaluation", part, i)
-            if c.known_set(path, name) and _kind(c, name) != "problems":
+            if c.known_set(path, name) and kind_of(c, name) != "problems":
                 c.wrong(path, f"found {name}, which holds demonstrations; expected problems")
     if spec.temperature == 0 and spec.samples > 1:
         text = f"found {spec.samples} at temperature 0, where every sample is the same; expected 1"
@@ -287,6 +232,9 @@ def _requirement(c: _Checks, path: KeyPath, requirement: Requirement) -> None:
         c.wrong((*path, "set"), text)
     if requirement.metric == "success_greedy" and not spec.greedy:
         c.wrong((*path, "metric"), "found success_greedy, but evaluation.greedy is off; switch it on")
+    if requirement.metric != "regressed_cases" and is_pool(c, name):
+        text = f"found {requirement.metric}, but {name} is a pool of single cases, judged by count: regressed_cases"
+        c.wrong((*path, "metric"), text)
     if requirement.metric == "regressed_cases" and c.program.data[name].role != "regression":
         c.wrong((*path, "set"), f"found {name}, but regressed_cases counts in a set whose role is regression")
 
@@ -302,18 +250,19 @@ def _first_run(c: _Checks, path: KeyPath, gate: Gate) -> None:
 
 def _unused(c: _Checks) -> None:
     program = c.program
-    used = {*_evaluated(c), *(n for s in program.stages for n in s.data)}
+    used = {*evaluated(c), *(n for s in program.stages for n in s.data), *flywheel_sets(program)}
     if isinstance(program.policy.init, ScratchPolicy):
         used.add(program.policy.init.tokenizer.train_on)
     for name in program.data:
         if name not in used:
             c.odd(("data", name), "is used by no stage, evaluation or gate; it is not made")
-    environments = {program.data[n].environment for n in used if n in program.data}
+    sources = [program.data[n] for n in used if n in program.data]
+    environments = {s.environment for s in sources if not isinstance(s, PoolData)}
     for name in program.environments:
         if name not in environments:
             c.odd(("environments", name), "is used by no data set")
 
 
 _PARTS: tuple[Callable[[Any], None], ...] = (
-    _policy, _agent, _data, _verifiers, _stages, _evaluation, _gates, _unused,
+    _policy, _agent, commands, _data, _verifiers, _stages, _evaluation, _gates, flywheel, _unused,
 )  # fmt: skip

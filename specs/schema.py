@@ -37,7 +37,12 @@ def schema_text() -> str:
 
 
 def field_docs(model: type[Spec]) -> dict[str, str]:
-    """Return the docstring under each field of a spec."""
+    """Return the docstring under each field of a spec, inherited ones included."""
+    inherited = [field_docs(base) for base in model.__bases__ if issubclass(base, Spec) and base is not Spec]
+    return {name: doc for docs in [*inherited, _own_docs(model)] for name, doc in docs.items()}
+
+
+def _own_docs(model: type[Spec]) -> dict[str, str]:
     tree = _module(model.__module__)
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == model.__name__:

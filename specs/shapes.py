@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from specs.base import Spec
 from specs.positions import KeyPath, listed
 
-TAGS = ("type", "kind")
+TAGS = ("type", "kind", "do")
 _NAME_PATTERN = "^[A-Za-z]"
 
 

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
-from flows import lookup
+from flows import lookup, own_programs
+from flows.resolution import filled
 from flows.resolve import auto_precision
 from flows.state import State, find_home
 from specs.data import Split
@@ -38,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     """Run one episode and print it as it happens."""
     if args.temperature < 0:
         raise ProgramError(f"--temperature: found {args.temperature}, expected 0 or more")
-    program = load_program(Path(args.file)).program
+    loaded = load_program(Path(args.file))
+    found = own_programs.look(loaded.program, Path(loaded.path).absolute().parent, loaded.where)
+    program = filled(loaded.program, found)
     state = State(find_home())
     folder = lookup.policy_folder(state, args.policy, program.program)
     problem = _problem(args, program, state)

@@ -38,8 +38,11 @@ def demonstrations(node: NodeContext) -> Outcome:
         _stop_or_tell(node, number, len(drawn), "demonstrations")
         chosen = rng.random() < source.spoil.share
         may = source.spoil.types is None or problem.type in source.spoil.types
-        if chosen and may:
-            made.append(environment.demonstrate(problem, seed, source.spoil.mistakes))
+        mistakes = source.spoil.mistakes if chosen and may else 0.0
+        if problem.type in source.spoil.no_recovery:
+            made.append(environment.demonstrate(problem, seed, mistakes, recovers=False))
+        elif mistakes > 0:
+            made.append(environment.demonstrate(problem, seed, mistakes))
         else:
             made.append(_solved(environment, problem, seed))
         if made[-1].by != source.by:
@@ -47,6 +50,7 @@ def demonstrations(node: NodeContext) -> Outcome:
                 f"{node.id}: the demonstrations of environment {source.environment} are made by {made[-1].by!r}, "
                 f"not by {source.by!r}; write by: {made[-1].by}"
             )
+    _check_no_recovery(node.id, source, drawn)
     _write(node.out, made)
     spoiled, wrong = sum(d.spoiled for d in made), sum(not solves(d) for d in made)
     summary = {**_counts([d.problem for d in made]), "spoiled": spoiled, "wrong": wrong}
@@ -133,6 +137,16 @@ def solves(demonstration: Demonstration) -> bool:
 def _environment(node: NodeContext, name: str) -> Environment:
     spec: EnvironmentSpec = TypeAdapter(EnvironmentSpec).validate_python(node.params["environment"])
     return environment_for(name, spec)
+
+
+def _check_no_recovery(name: str, source: Demonstrations, drawn: Sequence[Problem]) -> None:
+    types = {p.type for p in drawn}
+    for kind in source.spoil.no_recovery:
+        if kind not in types:
+            raise ProgramError(
+                f"{name}: spoil.no_recovery names the type {kind!r}, of which no problem was drawn; expected some of "
+                f"{', '.join(sorted(types))}"
+            )
 
 
 def _solved(environment: Environment, problem: Problem, seed: int) -> Demonstration:

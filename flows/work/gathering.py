@@ -8,10 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from flows.context import NodeContext
+from flows.nodes import round_of
+from flows.work.gathering_rounds import gather_rounds
 from specs.errors import TutelageError
 from specs.records import Trajectory
 from specs.strict_json import parse
-from tasks.judging.report_data import Conversation, Cost, Curve, ReportData, Said, StageResult, Talk, Tokens
+from tasks.judging.report_data import (
+    Conversation,
+    Cost,
+    Curve,
+    ReportData,
+    Said,
+    StageResult,
+    Talk,
+    Tokens,
+    final_candidate,
+)
 from tasks.judging.results import Evaluated, Unusable, try_evaluation
 
 SOLVED, STILL_FAILED = 2, 1
@@ -69,6 +81,8 @@ def gather(node: NodeContext) -> ReportData:
     data.tokens = [t for n in found.having("rows.json") for t in _tokens(n, found.json(n, "rows.json") or {})]
     data.preflights = [{"node": n, **(found.json(n, "preflight.json") or {})} for n in found.having("preflight.json")]
     data.collects = [_collect(n, found.json(n, "collect.json") or {}) for n in found.having("collect.json")]
+    data.pairs = [{"node": n, **(found.json(n, "pairs.json") or {})} for n in found.having("pairs.json")]
+    data.rounds = gather_rounds(list(found.nodes), found.json)
     _receipts(found, data)
     data.conversations = _conversations(params["stages"], data, evaluations, found)
     data.problems = found.problems
@@ -103,7 +117,8 @@ def _stages(stages: list[dict[str, Any]], evaluations: dict[tuple[str, str], Eva
 
 
 def _trained(found: _Inputs) -> list[str]:
-    return [n for n in found.nodes if (found.nodes[n] / "policy").is_dir() and not n.startswith("policy.")]
+    having = found.having("policy")
+    return [n for n in having if not n.startswith("policy.") and not (found.nodes[n] / "start.json").exists()]
 
 
 def _curve(found: _Inputs, node: str) -> Curve | None:
@@ -175,8 +190,10 @@ def _conversations(
     found: _Inputs,
 ) -> list[Conversation]:
     """Return the same problems tried by the untouched policy, after the first stage, and by the candidate."""
-    candidate = next((g["candidate"] for g in data.gates if g.get("candidate")), None) or stages[-1]["id"]
-    wanted = list(dict.fromkeys(["init", stages[0]["id"], candidate]))
+    main = [s["id"] for s in stages if not round_of(s["id"])]
+    candidate = final_candidate(data.gates) or main[-1]
+    before = next((g["candidate"] for g in data.gates if g.get("candidate")), main[-1])
+    wanted = list(dict.fromkeys(["init", main[0], before, candidate]))
     asked = [r["set"] for g in data.gates for r in g.get("rows", ())]
     sets = list(dict.fromkeys([*asked, *(s for _, s in evaluations)]))
     having = {s: [p for p in wanted if (p, s) in evaluations] for s in sets if (candidate, s) in evaluations}

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from flows.answers import applied
 from flows.context import NodeContext, Outcome, Result
 from flows.durable import digest_tree, write_durable
 from specs.environments import Environments
@@ -17,13 +18,13 @@ from specs.records import Problem, Trajectory, problem_from
 from specs.reward import Reward
 from specs.strict_json import parse
 from tasks.judging.evaluation import reward_range, summarise
-from tasks.judging.gates import Evidence, GateRecord, decide
+from tasks.judging.gates import SETTLED, Evidence, decide
 from tasks.judging.results import Evaluated, Unusable, try_evaluation, write_evaluation
 
 HEADLINE = ("success", "success_greedy", "reward", "tool_success", "invalid_call_rate", "truncated_rate")
 
 
-def read_problems(path: Path) -> list[Problem]:
+def read_problems(path: Path, *, may_be_empty: bool = False) -> list[Problem]:
     """Return the problems of a `records.jsonl`. DataError names the line that cannot be used."""
     problems: list[Problem] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
@@ -33,7 +34,7 @@ def read_problems(path: Path) -> list[Problem]:
             problems.append(problem_from(parse(line)))
         except (ValueError, TypeError) as e:
             raise DataError(f"{path}: line {number} is no problem ({e}); make the data set again") from e
-    if not problems:
+    if not problems and not may_be_empty:
         raise DataError(f"{path}: it holds no problem; expected at least one")
     return problems
 
@@ -50,22 +51,26 @@ class _Rolled:
 def evaluate(node: NodeContext) -> Outcome:
     """Ask a policy every problem of a set, sampled and greedily, judge, and write metrics and trajectories."""
     from tasks.episodes.shards import write_latency, write_shards
+    from tasks.loops.collect import drift_notes
 
     params = node.params
     spec = Evaluation.model_validate(params["evaluation"])
     reward = Reward.model_validate(params["reward"])
     environments = TypeAdapter(Environments).validate_python(params["environments"])
-    problems = read_problems(node.inputs["problems"] / "records.jsonl")
+    pool = params["role"] == "regression"
+    problems = read_problems(node.inputs["problems"] / "records.jsonl", may_be_empty=pool)
     folder = node.inputs["policy"] / "policy"
-    rolled = _roll(node, folder, spec, problems)
+    rolled = _roll(node, folder, spec, problems) if problems else _Rolled([], [], "")
     sampled, greedy = rolled.sampled, rolled.greedy
     seen = [t.reward for t in (*sampled, *greedy) if t.reward is not None]
-    turns = max(environments[p.environment].max_turns for p in problems)
+    turns = max((environments[p.environment].max_turns for p in problems), default=0)
+    turns += params["agent"].get("max_requests", 0)  # replies of an agent of one's own that lead to no call
     scale = reward_range(reward, turns, seen)
     results, summary = summarise(
         problems, sampled, greedy, samples=spec.samples, confidence=spec.confidence, scale=scale
     )
-    write_shards(node.out / "trajectories", sampled)
+    if sampled:
+        write_shards(node.out / "trajectories", sampled)
     if greedy:
         write_shards(node.out / "greedy", greedy)
     write_latency(node.out / "notes" / "latency.jsonl", [*sampled, *greedy])
@@ -86,7 +91,9 @@ def evaluate(node: NodeContext) -> Outcome:
         },
     )
     node.metrics.log(0, **{k: v["value"] for k, v in whole["metrics"].items() if v["value"] is not None})
-    return _evaluated(whole, len(sampled) + len(greedy), sum(t.policy_tokens for t in (*sampled, *greedy)))
+    outcome = _evaluated(whole, len(sampled) + len(greedy), sum(t.policy_tokens for t in (*sampled, *greedy)))
+    outcome.notes += drift_notes([*sampled, *greedy])
+    return outcome
 
 
 def _evaluated(summary: dict[str, Any], rollouts: int, tokens: int) -> Outcome:
@@ -96,6 +103,8 @@ def _evaluated(summary: dict[str, Any], rollouts: int, tokens: int) -> Outcome:
         if name in HEADLINE:
             metrics[f"{name}_low"], metrics[f"{name}_high"] = found["low"], found["high"]
     counts = summary["counts"]
+    if not counts["problems"]:
+        return Outcome(metrics=metrics, notes=["the pool holds no case yet, so nothing was asked"])
     notes = [
         f"{name} was not measured: no problem has a value"
         for name, found in summary["metrics"].items()
@@ -133,6 +142,7 @@ def _roll(node: NodeContext, folder: Path, spec: Evaluation, problems: Sequence[
 def _evidence(node: NodeContext) -> Evidence:
     params = node.params
     sets: list[str] = params["sets"]
+    started = _champion_now(node, sets)
     candidates: dict[str, dict[str, Evaluated | Unusable]] = {
         stage: {s: try_evaluation(node.inputs.get(f"candidate.{stage}.{s}")) for s in sets}
         for stage in params["candidates"]
@@ -142,35 +152,72 @@ def _evidence(node: NodeContext) -> Evidence:
     given = {s: node.inputs[f"baseline.{s}"] for s in sets if f"baseline.{s}" in node.inputs}
     if name is not None or given:
         baseline = {s: try_evaluation(path) for s, path in given.items()}
-    champion = params.get("champion") or {}
+    champion = (params.get("champion") or {}).get("digest")
+    if started is not None:
+        name, baseline = started
+        found = next((e for e in baseline.values() if isinstance(e, Evaluated)), None)
+        champion = champion if found is None else found.policy_digest
     return Evidence(
         candidates=candidates,
         baseline=baseline,
         baseline_name=name or "baseline",
-        champion_digest=champion.get("digest"),
-        asked=list(params.get("asked") or ()),
+        champion_digest=champion,
+        former=list((params.get("champion") or {}).get("former") or ()),
+        asked=_looks(node),
     )
 
 
+def _champion_now(node: NodeContext, sets: list[str]) -> tuple[str, dict[str, Evaluated | Unusable]] | None:
+    """Return the champion of the moment at which a round began, by its evaluations; None where there is none."""
+    if "start" not in node.inputs:
+        return None
+    folder = node.inputs["start"]
+    name = parse((folder / "start.json").read_text(encoding="utf-8"))["baseline"]
+    if name is None:
+        return None
+    return name, {s: try_evaluation(folder / "baseline" / s) for s in sets if (folder / "baseline" / s).is_dir()}
+
+
+def _looks(node: NodeContext) -> list[str]:
+    """Return the policies that these sets were asked about before, in earlier runs and by this run's earlier gates."""
+    asked: list[str] = list(node.params.get("asked") or ())
+    for name, folder in node.inputs.items():
+        if name.startswith("earlier."):
+            record = parse((folder / "gate.json").read_text(encoding="utf-8"))
+            spent = record["answer"] not in SETTLED and record["look"] <= record["looks"]
+            if spent and record["candidate_digest"] not in (None, *asked):
+                asked.append(record["candidate_digest"])
+    return asked
+
+
 def gate(node: NodeContext) -> Outcome:
-    """Decide from the evaluations alone and write `gate.json`; inconclusive is answered as the gate declares."""
+    """Decide from the evaluations alone and write `gate.json`; inconclusive is answered as the gate declares.
+
+    Where it is to be held, and a person answered this very record, the answer decides.
+    """
     spec = Gate.model_validate(node.params["gate"])
-    record = decide(spec, node.params["name"], _evidence(node))
-    data = json.dumps(record.to_dict(), indent=1, sort_keys=True, allow_nan=False)
+    record = decide(spec, node.params["name"], _evidence(node)).to_dict()
+    if record["answer"] == "inconclusive" and spec.on_inconclusive == "hold":
+        record = applied(record, node.params.get("answers") or [], node.inputs)
+    data = json.dumps(record, indent=1, sort_keys=True, allow_nan=False)
     write_durable(node.out / "gate.json", data + "\n")
-    write_durable(node.out / "gate.txt", record.text)
+    write_durable(node.out / "gate.txt", record["text"])
     return _decided(record, spec)
 
 
-def _decided(record: GateRecord, spec: Gate) -> Outcome:
+def _decided(record: dict[str, Any], spec: Gate) -> Outcome:
     results: dict[str, Result] = {"pass": "completed", "fail": "gate_failed", "already_promoted": "already_promoted"}
+    results["superseded"] = "already_promoted"
     on_inconclusive: dict[str, Result] = {"hold": "held", "fail": "gate_failed", "pass_on": "completed"}
-    result = results.get(record.answer) or on_inconclusive[spec.on_inconclusive]
-    notes = [f"gate {record.gate}: {record.answer.replace('_', ' ')}: {record.sentence}", *record.notes]
-    if record.answer == "inconclusive" and spec.on_inconclusive == "pass_on":
+    answer = record["answer"]
+    result = results.get(answer) or on_inconclusive[spec.on_inconclusive]
+    notes = [f"gate {record['gate']}: {answer.replace('_', ' ')}: {record['sentence']}", *record["notes"]]
+    if answer == "inconclusive" and spec.on_inconclusive == "pass_on":
         notes.append("on_inconclusive is pass_on: the run goes on, nothing is promoted")
-    metrics: dict[str, float | None] = {f"{r.metric}_{r.set}": r.value for r in record.rows if r.value is not None}
-    metrics["passed"] = float(record.answer in ("pass", "already_promoted"))
+    metrics: dict[str, float | None] = {
+        f"{r['metric']}_{r['set']}": r["value"] for r in record["rows"] if r["value"] is not None
+    }
+    metrics["passed"] = float(answer in ("pass", *SETTLED))
     return Outcome(result=result, metrics=metrics, notes=notes)
 
 

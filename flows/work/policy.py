@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flows.context import NodeContext, Outcome
-from flows.work.inputs import agent_spec, environments, policy_spec
+from flows.work.inputs import agent_spec, policy_spec
+from flows.work.reading import environments
 from specs.errors import DataError
 from specs.policy import PretrainedPolicy, ScratchPolicy
 from specs.records import Demonstration, Problem, ToolCall, demonstration_from, problem_from

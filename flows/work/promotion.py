@@ -22,16 +22,19 @@ def promote(node: NodeContext) -> Outcome:
     """Do what the gate's answer asks for and write `promotion.json`.
 
     Pass: the candidate becomes the champion, once for this gate record and policy. Inconclusive: it becomes the
-    challenger, for a person to decide. Fail: nothing.
+    challenger, for a person to decide. Fail, or superseded by a later champion: nothing.
     """
     record = _gate(node.inputs["gate"] / "gate.json")
     program, answer, stage = str(node.params["program"]), record["answer"], record["candidate"]
+    if answer == "superseded":
+        body = {"answer": answer, "candidate": stage, "result": "nothing"}
+        return _written(node, body, f"{stage} was the champion before, and another took its place")
     if answer == "fail" or stage is None:
         return _written(node, {"answer": answer, "candidate": stage, "result": "nothing"}, "the gate did not pass")
     policy = _policy(node, stage)
     gate = registry.gate_digest(node.inputs["gate"] / "gate.json")
     execution = node.execution.get("execution")
-    candidate = registry.Candidate(policy, stage, gate, execution, f"gate {record['gate']}: {answer}")
+    candidate = registry.Candidate(policy, stage, gate, execution, f"gate {record['gate']}: {_why(record)}")
     home = home_of(node)
     if answer == "inconclusive":
         version = registry.challenge(home, program, candidate)
@@ -65,6 +68,11 @@ def _written(node: NodeContext, body: dict[str, Any], text: str) -> Outcome:
     return Outcome(metrics=metrics, notes=[text])
 
 
+def _why(record: dict[str, Any]) -> str:
+    said = record.get("person")
+    return str(record["answer"]) if said is None else f"{said['verdict']} by {said['by']}: {said['why']}".rstrip(": ")
+
+
 def _gate(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
@@ -87,11 +95,12 @@ def registered(node: NodeContext) -> Outcome:
     source = home_of(node) / folder
     version = registry.Version(int(number), digest, folder, "", None, None, "")
     registry.checked_folder(home_of(node), version)
-    shutil.copytree(source, node.out / "policy", copy_function=_link_or_copy)
+    shutil.copytree(source, node.out / "policy", copy_function=link_or_copy)
     return Outcome(metrics={"version": float(number)})
 
 
-def _link_or_copy(source: str, target: str) -> str:
+def link_or_copy(source: str, target: str) -> str:
+    """Link a file, or copy it where links cannot be made."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links

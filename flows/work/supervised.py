@@ -1,12 +1,14 @@
 """Bodies of supervised nodes: SFT on demonstrations, and the two halves of rejection sampling."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from flows.context import NodeContext, Outcome
 from flows.work import inputs
-from specs.algorithms import RFT, SFT
+from flows.work.reading import environments, records
+from specs.algorithms import RFT, SFT, RewardWeighted
 from specs.errors import DataError
 from specs.records import Demonstration, Trajectory
 from tasks.episodes.agents import agent_for
@@ -14,24 +16,24 @@ from tasks.episodes.render import render_demonstration
 from tasks.episodes.seeds import derive
 from tasks.episodes.shards import read_shards, write_shards
 from tasks.files import write_json
-from tasks.learning.algorithms import loss_for
+from tasks.learning.algorithms import loss_for, reward_weighted
 from tasks.learning.learner import Learner
 from tasks.learning.rows import RowReport, TrainingRow, check_rows, merge_reports, rows_from
 from tasks.loops.batches import batch_plan
-from tasks.loops.collect import Collected, Draw
+from tasks.loops.collect import Collected, Draw, drift_notes
 from tasks.loops.collect import collect as collect_rollouts
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
-from tasks.loops.selection import Selection, require_positives, select
+from tasks.loops.selection import Selection, require_positives, select, select_weighted
 from tasks.policy.store import LoadedPolicy
 
 
 def sft(node: NodeContext) -> Outcome:
-    """Train on demonstrations; writes `policy/` and `rows.json`."""
+    """Train on demonstrations and, of pools, on verified trajectories; writes `policy/` and `rows.json`."""
     spec = SFT.model_validate(node.params["algorithm"])
     policy = inputs.start_policy(node)
-    made = [_demonstration_rows(node, name, policy) for name in node.params["data"]]
+    made = [_demonstration_rows(node, name, policy) for name in inputs.filled(node)]
     rows = [row for some, _ in made for row in some]
     return _fit(node, policy, rows, merge_reports(r for _, r in made), spec, inputs.weights(node))
 
@@ -40,6 +42,34 @@ def rft(node: NodeContext) -> Outcome:
     """Train on the trajectories that `collect` selected; writes `policy/` and `rows.json`."""
     spec = RFT.model_validate(node.params["algorithm"])
     policy = inputs.start_policy(node)
+    rows, report = rows_from(_selected(node), max_length=policy.config.max_length, source="selected")
+    check_rows(report, policy.config.max_length)
+    return _fit(node, policy, rows, report, spec, None)
+
+
+def weighted(node: NodeContext) -> Outcome:
+    """Train on the trajectories that `collect` kept, by the weight of their reward; writes `policy/` and `rows.json`."""
+    spec = RewardWeighted.model_validate(node.params["algorithm"])
+    policy = inputs.start_policy(node)
+    chosen = _selected(node)
+    given, bounded = reward_weighted.mean_one([t.reward or 0.0 for t in chosen], [t.problem_id for t in chosen], spec)
+    by_id = dict(zip((t.id for t in chosen), given, strict=True))
+    rows, report = rows_from(chosen, max_length=policy.config.max_length, source="selected")
+    check_rows(report, policy.config.max_length)
+    # the rows of an agent that holds several conversations are called trajectory/number
+    own = [by_id[r.id] if r.id in by_id else by_id[r.id.rpartition("/")[0]] for r in rows]
+    for row, weight in zip(rows, reward_weighted.row_weights(own, [r.trained for r in rows], spec), strict=True):
+        row.weight = weight
+    share = reward_weighted.effective(given) / len(given)
+    done = _fit(node, policy, rows, report, spec, None)
+    done.metrics["effective_share"] = share
+    done.notes.append(f"the weights are worth {share:.0%} of the {len(given)} trajectories")
+    if bounded:
+        done.notes.append(f"{bounded} weights were above max_weight ({spec.max_weight:g}) and were lowered to it")
+    return done
+
+
+def _selected(node: NodeContext) -> list[Trajectory]:
     folder = node.inputs["collect"]
     selected = set(json.loads((folder / "collect.json").read_text(encoding="utf-8"))["selected"])
     chosen = [t for t in read_shards(folder / "trajectories") if t.id in selected]
@@ -48,14 +78,13 @@ def rft(node: NodeContext) -> Outcome:
             f"{folder}: collect.json selects {len(selected)} trajectories, the shards hold {len(chosen)} of them; "
             "run the collect node again"
         )
-    rows, report = rows_from(chosen, max_length=policy.config.max_length, source="selected")
-    check_rows(report, policy.config.max_length)
-    return _fit(node, policy, rows, report, spec, None)
+    return chosen
 
 
 def collect(node: NodeContext) -> Outcome:
     """Roll out, judge and select; writes `trajectories/` and `collect.json`."""
-    spec = RFT.model_validate(node.params["algorithm"])
+    kind = RFT if node.params["algorithm"]["type"] == "rft" else RewardWeighted
+    spec = kind.model_validate(node.params["algorithm"])
     policy = inputs.start_policy(node)
     arena, _ = inputs.arena(node, policy)
     order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
@@ -67,15 +96,20 @@ def collect(node: NodeContext) -> Outcome:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
 
     found = collect_rollouts(arena, problems, draw, stop=node.stop, store=store, progress=tell)
-    chosen = select(found.trajectories, spec)
+    if isinstance(spec, RFT):
+        chosen = select(found.trajectories, spec)
+        goes_on, reason = _goes_on(node, spec, chosen)
+    else:
+        chosen, goes_on, reason = select_weighted(found.trajectories, spec), True, "there is one round"
     require_positives(chosen, spec, node.id)
-    goes_on, reason = _goes_on(node, spec, chosen)
     write_shards(node.out / "trajectories", found.trajectories)
     write_json(node.out / "collect.json", chosen.to_json() | {"continue": goes_on, "reason": reason})
-    notes = [f"{len(chosen.ids)} of {len(found.trajectories)} trajectories selected; left out: {_counts(chosen)}"]
+    notes = inputs.empty_notes(node)
+    notes += [f"{len(chosen.ids)} of {len(found.trajectories)} trajectories selected; left out: {_counts(chosen)}"]
     if spec.problems and spec.problems > order.size:
         notes.append(f"problems is {spec.problems}, but there are only {order.size}; all were used")
     notes += [] if goes_on else [reason]
+    notes += drift_notes(found.trajectories)
     notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
     return Outcome(metrics=_collect_metrics(chosen, found), cost=_rollout_cost(found), notes=notes)
 
@@ -113,10 +147,10 @@ def _rollout_cost(found: Collected) -> dict[str, float]:
 
 
 def _demonstration_rows(node: NodeContext, name: str, policy: LoadedPolicy) -> tuple[list[TrainingRow], RowReport]:
-    """Return the rows of a set of demonstrations, rendered with the policy's own tokens."""
-    agent, worlds = agent_for(inputs.agent_spec(node)), inputs.environments(node)
+    """Return the rows of a set of demonstrations, rendered with the policy's own tokens, and of a pool's trajectories."""
+    agent, worlds = agent_for(inputs.agent_spec(node)), environments(node)
     rendered: list[Trajectory] = []
-    for record in inputs.records(node, name):
+    for record in records(node, name):
         if not isinstance(record, Demonstration):
             raise DataError(
                 f"data {name!r}: holds problems, but sft needs demonstrations; use `kind: demonstrations` or a stage "
@@ -124,6 +158,7 @@ def _demonstration_rows(node: NodeContext, name: str, policy: LoadedPolicy) -> t
             )
         tools = worlds[record.problem.environment].tools(record.problem)
         rendered.append(render_demonstration(record, agent, policy.template, tools))
+    rendered += inputs.pool_trajectories(node, name, policy)
     rows, report = rows_from(rendered, max_length=policy.config.max_length, source=name)
     check_rows(report, policy.config.max_length)
     return rows, report
@@ -134,7 +169,7 @@ def _fit(
     policy: LoadedPolicy,
     rows: Sequence[TrainingRow],
     report: RowReport,
-    spec: SFT | RFT,
+    spec: SFT | RFT | RewardWeighted,
     mixture: dict[str, float] | None,
 ) -> Outcome:
     run = inputs.execution(node)
@@ -149,11 +184,14 @@ def _fit(
         micro_batch_tokens=run.micro_batch_tokens,
         device=inputs.device(node),
     )
-    done = fit_supervised(learner, rows, plan, loss_for(spec), spec.aggregation, hooks=inputs.hooks(node))
+    mean = reward_weighted.AGGREGATION[spec.denominator] if isinstance(spec, RewardWeighted) else spec.aggregation
+    done = fit_supervised(learner, rows, plan, loss_for(spec), mean, hooks=inputs.hooks(node))
     inputs.save_result(node, policy, learner, list(rows))
-    write_json(node.out / "rows.json", report.to_json() | {"fit": _fit_json(done)})
+    drawn = Counter(sets[i] for step in plan for i in step)
+    more = {"drawn": dict(sorted(drawn.items()))} if mixture is not None else {}
+    write_json(node.out / "rows.json", report.to_json() | {"fit": _fit_json(done)} | more)
     metrics: dict[str, float | None] = {"loss": done.last_loss, "first_loss": done.first_loss, "rows": float(len(rows))}
-    notes = [*inputs.precision_notes(node), *report.sentences(), *done.notes]
+    notes = [*inputs.precision_notes(node), *inputs.empty_notes(node), *report.sentences(), *done.notes]
     return Outcome(metrics=metrics, cost={"steps": float(done.updates), "tokens": float(done.tokens)}, notes=notes)
 
 

@@ -12,6 +12,11 @@ def derive(seed: int, *parts: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 
+def world_seed(seed: int) -> int:
+    """Return the seed of the world of an episode whose own seed this is: with it the same world can be opened again."""
+    return derive(seed, "world")
+
+
 def uniforms(seeds: list[int], count: int) -> NDArray[np.float64]:
     """Return `count` numbers in (0, 1) for each seed (splitmix64, 32 bits each): shape (seeds, count)."""
     with np.errstate(over="ignore"):

@@ -15,7 +15,9 @@ from tasks.judging.results import Evaluated, Unusable
 from tasks.statistics.holm import adjust, levels
 from tasks.statistics.looks import spend
 
-Answer = Literal["pass", "fail", "inconclusive", "already_promoted"]
+Answer = Literal["pass", "fail", "inconclusive", "already_promoted", "superseded"]
+SETTLED: tuple[Answer, ...] = ("already_promoted", "superseded")
+"""Answers that ask nothing of the sets: the candidate is the champion, or was it until another took its place."""
 FORMAT = 1
 LISTED = 50
 """Changed problems that the record lists by name; all are counted."""
@@ -31,6 +33,8 @@ class Evidence:
     """Set -> evaluation; None where there is no baseline yet."""
     baseline_name: str = "champion"
     champion_digest: str | None = None
+    former: list[str] = field(default_factory=list)
+    """Digests of the policies that once were champion and gave way."""
     asked: list[str] = field(default_factory=list)
     """Digests of the policies that gates asked these sets about before, in order; each is a look."""
 
@@ -137,6 +141,13 @@ def _answer(
     if record.candidate_digest is not None and record.candidate_digest == evidence.champion_digest:
         record.answer = "already_promoted"
         record.sentence = f"{record.candidate} already is the champion ({record.candidate_digest[:12]})"
+        return
+    if record.candidate_digest in evidence.former:
+        record.answer = "superseded"
+        record.sentence = (
+            f"{record.candidate} was the champion before another took its place ({record.candidate_digest[:12]}); "
+            "only a person brings it back, with `tutelage promote` or `tutelage rollback`"
+        )
         return
     if record.look > gate.looks:
         record.sentence = (

@@ -1,15 +1,36 @@
 """The report of an execution: one HTML page without scripts. Everything that a model or a user wrote is escaped."""
 
-from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
 from tasks.judging.charts import Dot, Series, interval_chart, line_chart
-from tasks.judging.report_data import ReportData, Talk
+from tasks.judging.gates import SETTLED
+from tasks.judging.report_data import ReportData, Talk, final_candidate
+from tasks.judging.report_rounds import render_rounds
 from tasks.judging.style import CSS
+from tasks.judging.tables import cell, name_cell, table
 
-ANSWERS = {"pass": "Passed", "fail": "Failed", "inconclusive": "Undecided", "already_promoted": "Already promoted"}
-CURVES = ("loss", "success", "reward_mean", "reward", "mixed_groups", "entropy", "policy_tokens", "grad_norm")
+ANSWERS = {
+    "pass": "Passed",
+    "fail": "Failed",
+    "inconclusive": "Undecided",
+    "already_promoted": "Already promoted",
+    "superseded": "Superseded",
+}
+CURVES = (
+    "loss",
+    "accuracy",
+    "margin",
+    "chosen_shift",
+    "rejected_shift",
+    "success",
+    "reward_mean",
+    "reward",
+    "mixed_groups",
+    "entropy",
+    "policy_tokens",
+    "grad_norm",
+)
 """Figures that are drawn, in this order, where a stage logged them."""
 BEHAVIOUR = {
     "success": "success",
@@ -26,30 +47,9 @@ SHOWN = 5
 """Most curves of one stage."""
 
 
-def _cell(value: Any, form: str = "") -> str:
-    if value is None:
-        return '<td class="num">–</td>'
-    if isinstance(value, bool):
-        return f"<td>{'yes' if value else 'no'}</td>"
-    if isinstance(value, int | float):
-        return f'<td class="num">{format(value, form or ",.4g" if isinstance(value, float) else ",")}</td>'
-    return f"<td>{escape(str(value))}</td>"
-
-
 def _right(value: Any) -> str:
     """Return a cell aligned right whatever it holds."""
-    return _cell(value).replace("<td>", '<td class="num">', 1)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """Return a table; cells are finished `<td>` strings, `numbers` are the columns aligned right."""
-    top = "".join(f'<th class="num">{h}</th>' if i in numbers else f"<th>{h}</th>" for i, h in enumerate(head))
-    body = "".join(f"<tr>{''.join(r)}</tr>" for r in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _name(text: str) -> str:
-    return f'<td class="name">{escape(text)}</td>'
+    return cell(value).replace("<td>", '<td class="num">', 1)
 
 
 def _value(summary: dict[str, Any], metric: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _header(data: ReportData) -> str:
         parts.append(f'<p class="lead">{escape(data.about)}</p>')
     for gate in data.gates:
         answer = gate["answer"]
-        shade = "pass" if answer == "already_promoted" else answer
+        shade = "pass" if answer in SETTLED else answer
         parts.append(
             f'<div class="answer {escape(shade)}"><p><b>{ANSWERS.get(answer, escape(answer))}</b>'
             f"Gate {escape(gate['gate'])}: {escape(gate['sentence'])}.</p></div>"
@@ -93,7 +93,7 @@ def _figures(data: ReportData) -> str:
     if chosen is None or not having:
         return ""
     first, last = having[0], having[-1]
-    named = next((g["candidate"] for g in data.gates if g["candidate"]), None)
+    named = final_candidate(data.gates)
     last = next((s for s in having if s.id == named), last)
     shown = [
         (f"success of {first.id}", _value(first.sets[chosen], "success")),
@@ -142,13 +142,13 @@ def _behaviour(data: ReportData) -> str:
             values = [_value(summary, m) for m in BEHAVIOUR]
             counts = summary.get("counts", {})
             cells = [
-                _range(v) if m.startswith("success") else _cell(v["value"], ".3f")
+                _range(v) if m.startswith("success") else cell(v["value"], ".3f")
                 for m, v in zip(BEHAVIOUR, values, strict=True)
             ]
             invalid = counts.get("invalid_share")
-            last = [_cell(counts.get("policy_tokens_mean"), ".1f"), _cell(invalid, ".1%")]
-            rows.append([_name(stage.id), _name(name), *cells, *last])
-    return _table(head, rows, range(2, len(head)))
+            last = [cell(counts.get("policy_tokens_mean"), ".1f"), cell(invalid, ".1%")]
+            rows.append([name_cell(stage.id), name_cell(name), *cells, *last])
+    return table(head, rows, range(2, len(head)))
 
 
 def _types(data: ReportData) -> str:
@@ -163,10 +163,10 @@ def _types(data: ReportData) -> str:
         for kind in types:
             found = [s.sets[name]["types"].get(kind, {}).get("success") for s in stages]
             count = next((f["problems"] for f in reversed(found) if f), 0)
-            rows.append([_name(kind), _cell(count), *(_range(f) if f else _cell(None) for f in found)])
+            rows.append([name_cell(kind), cell(count), *(_range(f) if f else cell(None) for f in found)])
         head = ["type", "problems", *(escape(s.id) for s in stages)]
-        table = _table(head, rows, range(1, len(head)))
-        parts.append(f"<details><summary>{escape(name)} by problem type</summary>{table}</details>")
+        shown = table(head, rows, range(1, len(head)))
+        parts.append(f"<details><summary>{escape(name)} by problem type</summary>{shown}</details>")
     return "".join(parts)
 
 
@@ -198,8 +198,8 @@ def _gate_row(row: dict[str, Any]) -> str:
     answer = row["answer"]
     tag = f'<td><span class="tag {escape(answer)}">{escape(answer.replace("_", " "))}</span></td>'
     cells = [
-        _name(name), _cell(row["value"], ".4f"), _cell(row["baseline"], ".4f"), _cell(row["effect"], "+.4f"),
-        f'<td class="num">{shown}</td>', _cell(row["p"], ".2g"), _cell(row["level"], ".2g"), _cell(row["n"]), tag,
+        name_cell(name), cell(row["value"], ".4f"), cell(row["baseline"], ".4f"), cell(row["effect"], "+.4f"),
+        f'<td class="num">{shown}</td>', cell(row["p"], ".2g"), cell(row["level"], ".2g"), cell(row["n"]), tag,
     ]  # fmt: skip
     said = f"{row['sentence']}. {row['method']}" if row["method"] else row["sentence"]
     return f'<tr class="has-said">{"".join(cells)}</tr><tr class="said"><td colspan="9">{escape(said)}.</td></tr>'
@@ -238,8 +238,8 @@ def _curves(data: ReportData) -> str:
 def _data(data: ReportData) -> str:
     parts = []
     if data.data:
-        rows = [[_name(d["name"]), _cell(d["kind"]), _cell(d["role"]), _cell(d["records"])] for d in data.data]
-        parts.append(_table(("data set", "kind", "role", "records"), rows, (3,)))
+        rows = [[name_cell(d["name"]), cell(d["kind"]), cell(d["role"]), cell(d["records"])] for d in data.data]
+        parts.append(table(("data set", "kind", "role", "records"), rows, (3,)))
     if data.apart is not None:
         hits = len(data.apart.get("hits", []))
         dropped = sum(len(ids) for ids in data.apart.get("dropped", {}).values())
@@ -251,10 +251,10 @@ def _data(data: ReportData) -> str:
         for t in data.tokens:
             share = t.trained / t.tokens if t.tokens else 0.0
             meter = f'<span class="meter"><i style="width:{100 * share:.1f}%"></i></span>{share:.1%}'
-            cells = [_cell(t.rows), _cell(t.tokens), _cell(t.trained), f'<td class="num">{meter}</td>']
-            rows.append([_name(t.node), _name(t.source), *cells])
+            cells = [cell(t.rows), cell(t.tokens), cell(t.trained), f'<td class="num">{meter}</td>']
+            rows.append([name_cell(t.node), name_cell(t.source), *cells])
         head = ("stage", "source", "rows", "tokens", "trained", "share that trained")
-        parts.append(f"<h3>Tokens that trained</h3>{_table(head, rows, (2, 3, 4, 5))}")
+        parts.append(f"<h3>Tokens that trained</h3>{table(head, rows, (2, 3, 4, 5))}")
     return f"<h2>Data</h2>{''.join(parts)}" if parts else ""
 
 
@@ -269,17 +269,17 @@ def _flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _before(data: ReportData) -> str:
-    """Show preflights and collections: what rollouts said before an update."""
+    """Show preflights, collections and pairs: what rollouts said before an update."""
     parts = []
-    for title, found in (("Preflight", data.preflights), ("Collection", data.collects)):
+    for title, found in (("Preflight", data.preflights), ("Collection", data.collects), ("Pairs", data.pairs)):
         if not found:
             continue
         columns = [(f["node"], dict(_flat({k: v for k, v in f.items() if k != "node"}))) for f in found]
         keys = list(dict.fromkeys(k for _, c in columns for k in c))
-        rows = [[_name(k), *(_right(c.get(k)) for _, c in columns)] for k in keys]
+        rows = [[name_cell(k), *(_right(c.get(k)) for _, c in columns)] for k in keys]
         head = ["figure", *(escape(n) for n, _ in columns)]
-        table = _table(head, rows, range(1, len(head)))
-        parts.append(f'<h3>{title}</h3><div class="narrow">{table}</div>')
+        shown = table(head, rows, range(1, len(head)))
+        parts.append(f'<h3>{title}</h3><div class="narrow">{shown}</div>')
     return f"<h2>Before the updates</h2>{''.join(parts)}" if parts else ""
 
 
@@ -290,9 +290,9 @@ def _costs(data: ReportData) -> str:
     head = ["node", "kind", *(["seconds"] if timed else []), "rollouts", "tokens", "steps"]
     rows = []
     for c in data.costs:
-        seconds = [_cell(c.seconds, ",.1f")] if timed else []
-        numbers = [_cell(None if v is None else round(v)) for v in (c.rollouts, c.tokens, c.steps)]
-        rows.append([_name(c.node), _cell(c.kind), *seconds, *numbers])
+        seconds = [cell(c.seconds, ",.1f")] if timed else []
+        numbers = [cell(None if v is None else round(v)) for v in (c.rollouts, c.tokens, c.steps)]
+        rows.append([name_cell(c.node), cell(c.kind), *seconds, *numbers])
 
     def total(name: str) -> float:
         return sum(getattr(c, name) or 0.0 for c in data.costs)
@@ -300,9 +300,9 @@ def _costs(data: ReportData) -> str:
     seconds = [f'<td class="num"><b>{total("seconds"):,.1f}</b></td>'] if timed else []
     sums = [f'<td class="num"><b>{round(total(n)):,}</b></td>' for n in ("rollouts", "tokens", "steps")]
     rows.append(["<td><b>sum</b></td>", "<td></td>", *seconds, *sums])
-    table = _table(head, rows, range(2, len(head)))
+    shown = table(head, rows, range(2, len(head)))
     when = "" if timed else '<p class="hint">Durations and notes are in the copy of this page under notes/.</p>'
-    return f"<h2>Cost</h2>{when}{table}"
+    return f"<h2>Cost</h2>{when}{shown}"
 
 
 def _talk(talk: Talk) -> str:
@@ -338,9 +338,13 @@ def _notes(data: ReportData) -> str:
     return f'<h2>Notes</h2><ul class="notes">{"".join(f"<li>{line}</li>" for line in lines)}</ul>'
 
 
+def _rounds(data: ReportData) -> str:
+    return render_rounds(data.rounds, data.gates)
+
+
 def render(data: ReportData) -> str:
     """Return the page; the same data give the same bytes."""
-    sections = (_header, _success, _gates, _conversations, _curves, _data, _before, _costs, _notes)
+    sections = (_header, _success, _gates, _rounds, _conversations, _curves, _data, _before, _costs, _notes)
     body = "".join(section(data) for section in sections)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

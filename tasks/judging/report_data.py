@@ -1,5 +1,6 @@
 """What the report shows, as plain data."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +75,29 @@ class Conversation:
     talks: list[Talk]
 
 
+@dataclass(frozen=True, slots=True)
+class RoundData:
+    """What a round found and did. `before` and `after` are failures by set, as `causes.json` has them."""
+
+    number: int
+    start: str
+    why: str
+    before: dict[str, dict[str, Any]] = field(default_factory=dict)
+    after: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pools: dict[str, dict[str, Any]] = field(default_factory=dict)
+    remedies: dict[str, int] = field(default_factory=dict)
+    """What was done -> cases."""
+    siblings: dict[str, Any] = field(default_factory=dict)
+    asks: int = 0
+
+
+def final_candidate(gates: Iterable[dict[str, Any]]) -> str | None:
+    """Return the policy that a run came to: the last candidate whose gate did not fail, else the first candidate."""
+    judged = [g for g in gates if g.get("candidate")]
+    kept = [g for g in judged if g.get("answer") != "fail"]
+    return next((str(g["candidate"]) for g in [*reversed(kept), *judged]), None)
+
+
 @dataclass(slots=True)
 class ReportData:
     """Everything on the page, plain."""
@@ -91,6 +115,8 @@ class ReportData:
     preflights: list[dict[str, Any]] = field(default_factory=list)
     """`node` and its figures."""
     collects: list[dict[str, Any]] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[RoundData] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
     conversations: list[Conversation] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)

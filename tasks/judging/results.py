@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from specs.errors import DataError
 from specs.strict_json import parse
-from tasks.files import sha256_file
+from tasks.files import sha256_file, write_durable
 
 FORMAT = 1
 PROBLEMS = "problems.jsonl"
@@ -75,7 +75,7 @@ def _refuse(folder: Path, found: str) -> NoReturn:
 def write_evaluation(folder: Path, problems: list[ProblemResult], summary: dict[str, Any]) -> dict[str, Any]:
     """Write both files; every file that already lies in `folder` is named with its digest. Return what was written."""
     lines = "".join(json.dumps(asdict(p), sort_keys=True, allow_nan=False) + "\n" for p in problems)
-    (folder / PROBLEMS).write_text(lines, encoding="utf-8")
+    write_durable(folder / PROBLEMS, lines)
     files = {
         p.relative_to(folder).as_posix(): sha256_file(p)
         for p in sorted(folder.rglob("*"))
@@ -83,7 +83,7 @@ def write_evaluation(folder: Path, problems: list[ProblemResult], summary: dict[
     }
     whole = {"format": FORMAT, **summary, "problems_asked": len(problems), "files": files}
     text = json.dumps(whole, indent=1, sort_keys=True, allow_nan=False)
-    (folder / METRICS).write_text(text + "\n", encoding="utf-8")
+    write_durable(folder / METRICS, text + "\n")
     return whole
 
 

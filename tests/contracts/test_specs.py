@@ -12,6 +12,7 @@ from specs.base import Spec
 from specs.data import DataSource
 from specs.environments import Environment
 from specs.errors import ProgramError
+from specs.flywheel import Remedy
 from specs.loader import dump_program, load_program
 from specs.policy import PolicyInit
 from specs.reader import read_yaml
@@ -27,12 +28,13 @@ UNIONS = {
     "Environment": (Environment, ("tasks/episodes/environments",)),
     "Verifier": (Verifier, ("tasks/evidence",)),
     "DataSource": (DataSource, ("flows", "specs/implicit.py", "specs/references.py")),
+    "Remedy": (Remedy, ("tasks/cases",)),
     "PolicyInit": (PolicyInit, ("flows", "tasks/policy")),
 }
 READERS = {
     "specs.algorithms": ("tasks/learning", "tasks/loops", "flows/work", "flows/unroll.py"),
-    "specs.environments": ("tasks/episodes/environments", "flows/work/data.py"),
-    "specs.verifiers": ("tasks/evidence",),
+    "specs.environments": ("tasks/episodes/environments", "flows/work/data.py", "tasks/ownprogram.py"),
+    "specs.verifiers": ("tasks/evidence", "tasks/ownprogram.py"),
     "specs.reward": ("tasks/evidence", "tasks/loops", "flows/work"),
 }
 """Where a spec's implementation is; any file of tasks and flows for the others."""
@@ -66,7 +68,10 @@ def test_every_member_is_implemented_documented_and_tested(member: type[Spec], f
     assert (member.__doc__ or "").strip().endswith("."), f"{member.__name__} needs a docstring, a sentence"
     tests = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("test_*.py"))
     tag = next(
-        v for n in ("type", "kind") if n in member.model_fields for v in get_args(member.model_fields[n].annotation)
+        v
+        for n in ("type", "kind", "do")
+        if n in member.model_fields
+        for v in get_args(member.model_fields[n].annotation)
     )
     assert re.search(rf"\b{member.__name__}\(|\b{tag}\b", tests), f"no test speaks of {member.__name__}"
 

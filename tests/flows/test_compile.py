@@ -106,7 +106,7 @@ def test_the_champion_is_a_baseline_once_it_exists():
     assert later["policy.champion"].params["folder"] == "registry/small/v3"
     assert later["gate.ship"].inputs["baseline.golden"] == "eval.champion.golden"
     assert "baseline.hidden" not in later["gate.ship"].inputs
-    assert later["gate.ship"].params["champion"] == {"version": 3, "digest": "d" * 64}
+    assert later["gate.ship"].params["champion"] == {"version": 3, "digest": "d" * 64, "former": []}
 
 
 def test_without_a_champion_the_untouched_policy_may_stand_in():
@@ -183,7 +183,7 @@ def test_the_same_program_and_resolution_give_the_same_bytes():
 
 def test_every_evaluation_gate_and_training_node_is_in_the_report():
     made = plan()
-    kinds = {"evaluate", "gate", "collect", "preflight", "train.sft", "train.rft", "train.grpo"}
+    kinds = {"evaluate", "gate", "collect", "preflight", "train.sft", "train.rft", "train.policy_gradient"}
     kinds |= {"data.demonstrations", "data.problems", "data.apart"}
     assert set(nodes(made)["report"].inputs) == {n.id for n in made if n.kind in kinds}
     assert closure(made, "data.demos") >= {"report", "gate.ship"}

@@ -80,6 +80,24 @@ def test_only_the_types_named_are_spoiled(make: Make) -> None:
     assert {r["problem"]["type"] for r in records(out) if r["spoiled"]} == {"mail"}
 
 
+def test_the_clerk_gives_up_on_types_without_recovery_alone(make: Make) -> None:
+    environment = OrderDesk(kind="order_desk", max_turns=12, faults=[ToolFault(probability=0.2)])
+    source = {"kind": "demonstrations", "environment": "desk", "size": 200, "spoil": {"no_recovery": ["place"]}}
+    _, out = run_source(make, "a", Demonstrations.model_validate(source), environment)
+    found = [demonstration_from(r) for r in records(out)]
+
+    assert {d.problem.type for d in found if d.spoiled} == {"place"}
+    placed = [d for d in found if d.problem.type == "place"]
+    assert all(d.spoiled == any(o.injected for _, o in d.turns) for d in placed)
+    assert all(data.solves(d) for d in found if not d.spoiled)
+
+
+def test_a_type_without_recovery_that_is_never_drawn_is_refused(make: Make) -> None:
+    source = {"kind": "demonstrations", "environment": "desk", "size": 20, "spoil": {"no_recovery": ["discount"]}}
+    with pytest.raises(ProgramError, match=r"names the type 'discount', of which no problem was drawn"):
+        run_source(make, "a", Demonstrations.model_validate(source))
+
+
 def test_clean_demonstrations_are_solved_under_faults_too(make: Make) -> None:
     environment = OrderDesk(kind="order_desk", max_turns=12, faults=[ToolFault(probability=0.2, applied=0.5)])
     _, out = run_source(make, "a", Demonstrations(kind="demonstrations", environment="desk", size=60), environment)

@@ -241,7 +241,7 @@ def state(tmp_path: Path) -> State:
     key = "9" * 64
     (state.node(key) / "out" / "policy").mkdir(parents=True)
     (state.node(key) / "out" / "policy" / "manifest.json").write_text("{}")
-    state.seal(NodeReceipt("rl", "train.grpo", key, key, "completed", [], "", {}, started=now()))
+    state.seal(NodeReceipt("rl", "train.policy_gradient", key, key, "completed", [], "", {}, started=now()))
     ended["rl"] = {"run_key": key, "status": "completed"}
     name = state.save_plan({"nodes": nodes, "stages": ["sft", "rl"], "policies": {"init": "policy.init", "rl": "rl"}})
     state.save_record(RunRecord("20260101-000000-aa", "desk", "f", {}, name, {}, {}, now(), now(), 0, ended))

@@ -332,7 +332,7 @@ def test_plan_prints_json(file: Path, capsys: pytest.CaptureFixture[str]):
     assert told["schema"] == 1
     assert set(told) == {
         "schema", "program", "program_digest", "aliases", "resolution_reused", "nodes", "totals", "gates",
-        "losses", "reward", "dominance", "diff",
+        "losses", "reward", "dominance", "flywheel", "diff",
     }  # fmt: skip
     assert set(told["nodes"][0]) == {
         "id", "kind", "status", "reason", "plan_key", "run_key", "inputs", "when", "estimate",
@@ -345,9 +345,9 @@ def test_plan_compares_with_a_saved_plan_and_with_a_file(file: Path, capsys: pyt
     assert "params.algorithm.epochs 1.0 -> 3.0" in capsys.readouterr().out
     assert main(["plan", str(file), "--diff", str(file)]) == 0
     assert "no difference to" in capsys.readouterr().out
-    assert main(["plan", str(file), "--diff", "last"]) == 5
+    assert main(["plan", str(file), "--diff", "last"]) == 2
     assert "it was not run here yet" in capsys.readouterr().err
-    assert main(["plan", str(file), "--diff", "champion"]) == 5
+    assert main(["plan", str(file), "--diff", "champion"]) == 2
     assert "there is no champion yet" in capsys.readouterr().err
     assert main(["plan", str(file), "--save", "none/p.json"]) == 5
 
@@ -360,7 +360,7 @@ def test_why_follows_a_change_to_where_it_began(file: Path, capsys: pytest.Captu
     record(state, made)
     capsys.readouterr()
     assert main(["why", str(file), "rl"]) == 0
-    assert "rl (train.grpo): reused" in capsys.readouterr().out
+    assert "rl (train.policy_gradient): reused" in capsys.readouterr().out
     assert main(["why", str(file), "rl", "--set", "stages.0.algorithm.epochs=3.0"]) == 0
     told = capsys.readouterr().out
     assert "because teach: params.algorithm.epochs 1.0 -> 3.0" in told

@@ -36,7 +36,9 @@ def register(home: Path, version: int, **aliases: int) -> None:
         {"version": v, "digest": f"{v}" * 64, "folder": f"registry/small/v{v}", "gate": None}
         for v in range(1, version + 1)
     ]
-    (home / "registry" / "small.json").write_text(json.dumps({"versions": versions, "aliases": aliases}))
+    stood = [{"digest": v["digest"], "result": "promoted"} for v in versions]
+    data = {"versions": versions, "aliases": aliases, "promotions": stood}
+    (home / "registry" / "small.json").write_text(json.dumps(data))
 
 
 def with_file(folder: Path, text: str = '{"id": "a"}\n\n{"id": "b"}\n', path: str = "mine.jsonl") -> dict[str, Any]:
@@ -126,7 +128,13 @@ def test_an_unchanged_program_keeps_what_aliases_meant(tmp_path: Path):
     assert again.reused
     assert again.aliases == {"champion": None}
     anew = resolve(program(), state_view=view(tmp_path), refresh=True)
-    assert anew.aliases["champion"] == {"version": 1, "digest": "1" * 64, "folder": "registry/small/v1"}
+    found = anew.aliases["champion"]
+    assert found == {"version": 1, "digest": "1" * 64, "folder": "registry/small/v1", "former": []}
+    register(tmp_path, 2, champion=2)
+    later = resolve(program(), state_view=view(tmp_path), refresh=True).aliases["champion"]
+    assert later is not None
+    assert later["former"] == ["1" * 64]
+    register(tmp_path, 1, champion=1)
     edited = resolve(program(changed(SMALL, "seed", 4)), state_view=view(tmp_path))
     assert not edited.reused
     assert edited.aliases["champion"] == anew.aliases["champion"]

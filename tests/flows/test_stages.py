@@ -7,11 +7,12 @@ import torch
 from flows.context import MetricSpool, NodeContext
 from flows.work import choosing, data, policy_gradient, supervised
 from specs.agents import ToolLoop
-from specs.algorithms import GRPO, RFT, SFT, Optimizer, SupervisedBatch
+from specs.algorithms import DAPO, GRPO, RFT, SFT, Optimizer, SupervisedBatch
 from specs.data import Demonstrations, Problems
 from specs.environments import OrderDesk
 from specs.errors import DataError, Interrupted, TrainingError
 from specs.policy import BPETokenizer, Policy, ScratchPolicy
+from specs.policy_gradient import Correction, PolicyGradientAlgorithm, Resample
 from specs.records import demonstration_from
 from specs.reward import Reward
 from specs.run import Run
@@ -183,7 +184,7 @@ def test_rft_without_a_success_names_the_ways_out(base, tmp_path):
 GRPO_SPEC = GRPO(type="grpo", group_size=4, problems_per_step=6, steps=3, optimizer=Optimizer(learning_rate=1e-3))
 
 
-def grpo_node(folder, at, decision, spec=GRPO_SPEC, **more):
+def grpo_node(folder, at, decision, spec: PolicyGradientAlgorithm = GRPO_SPEC, **more):
     inputs = {"policy": at["taught"], "data.train": at["data.train"], "decision": decision}
     return node(folder, "rl", inputs, JUDGED | ROLL | {"algorithm": spec}, checkpoint_seconds=1e-9, **more)
 
@@ -219,6 +220,31 @@ def test_preflight_decides_whether_a_stage_runs(base, tmp_path):
         choosing.choose(choice)
 
 
+def test_another_policy_gradient_runs_as_a_node_with_every_knob(base, tmp_path):
+    _, at = base
+    go = tmp_path / "go"
+    go.mkdir()
+    (go / "decision.json").write_text('{"go": true, "reason": ""}')
+    spec = DAPO(
+        type="dapo",
+        group_size=4,
+        problems_per_step=4,
+        steps=2,
+        kl_coef=0.01,
+        entropy_coef=0.001,
+        dual_clip=3.0,
+        correction=Correction(reject_below=1e-4),
+        resample=Resample(max_rounds=2),
+        optimizer=Optimizer(learning_rate=1e-3),
+    )
+    made = grpo_node(tmp_path, at, go, spec)
+    outcome = policy_gradient.train(made)
+    assert outcome.cost["rollouts"] >= 32
+    first = read(made.out / "curve.json")["steps"][0]
+    assert {"mismatch_k3", "correction_ess", "reference_kl_k3", "entropy", "clip_fraction"} <= set(first)
+    assert first["updated"] == 1.0
+
+
 def test_grpo_trains_and_resumes_bit_for_bit(base, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     _, at = base
@@ -226,7 +252,7 @@ def test_grpo_trains_and_resumes_bit_for_bit(base, tmp_path, caplog):
     go.mkdir()
     (go / "decision.json").write_text('{"go": true, "reason": ""}')
     whole = grpo_node(tmp_path / "whole", at, go)
-    outcome = policy_gradient.grpo(whole)
+    outcome = policy_gradient.train(whole)
     assert outcome.cost["rollouts"] == 72
     assert not torch.equal(weights(whole.out), weights(at["taught"]))
     curve = read(whole.out / "curve.json")["steps"]
@@ -238,9 +264,9 @@ def test_grpo_trains_and_resumes_bit_for_bit(base, tmp_path, caplog):
     spool = tmp_path / "parts" / "rl" / "metrics.jsonl"
     stopped = grpo_node(tmp_path / "parts", at, go, stop=lambda: spool.exists() and "\n" in spool.read_text())
     with pytest.raises(Interrupted):
-        policy_gradient.grpo(stopped)
+        policy_gradient.train(stopped)
     again = grpo_node(tmp_path / "parts", at, go)
-    policy_gradient.grpo(again)
+    policy_gradient.train(again)
     assert "went on from step 1" in caplog.messages
     for name in ("policy/model.safetensors", "curve.json", "trajectories/part-00000.parquet"):
         assert (again.out / name).read_bytes() == (whole.out / name).read_bytes(), name

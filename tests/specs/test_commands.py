@@ -66,7 +66,7 @@ def test_schema_is_json_with_the_fields_docstrings(tmp_path: Path, capsys: pytes
     schema = json.loads(capsys.readouterr().out)
     assert (
         schema["$defs"]["GRPO"]["properties"]["group_size"]["description"]
-        == "Trajectories of one problem; needs at least 2."
+        == "Trajectories of one problem; needs at least 2 where they are compared with one another."
     )
     assert "extends" in schema["properties"]
     assert main(["schema", "--out", str(tmp_path / "s.json")]) == 0

@@ -56,7 +56,7 @@ def test_misspelt_and_misplaced_keys_are_told_together(tmp_path: Path) -> None:
         tmp_path, ("seed: 17\n", "seed: 17\ngroup_size: 30\ntimeout_s: 30\n"), ("group_size: 8", "group_sise: 8")
     )
     assert len(lines) == 3
-    assert lines[0] == "x.yaml:3:1 group_size: unknown key here; it belongs to stages[].algorithm (type: grpo)"
+    assert lines[0].startswith("x.yaml:3:1 group_size: unknown key here; it belongs to stages[].algorithm (type: ")
     assert lines[1].startswith("x.yaml:4:1 timeout_s: unknown key, expected program, about, schema, seed, policy")
     assert lines[2].endswith("stages[1].algorithm.group_sise: unknown key; did you mean group_size?")
 
@@ -73,9 +73,10 @@ def test_free_form_tags_hold_any_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("type: grpo", "type: grop", "x.yaml:21:7 stages[1].algorithm.type: found 'grop', expected sft, rft or grpo; did you mean grpo?"),
-        ("type: grpo", "typ: grpo", "stages[1].algorithm: found typ, expected type: sft, rft or grpo"),
-        ("kind: order_desk", "max_turns: 8", "environments.desk: kind is missing, expected kind: order_desk or bfcl"),
+        ("type: grpo", "type: grop", "x.yaml:21:7 stages[1].algorithm.type: found 'grop', expected sft, rft, "),
+        ("type: grpo", "type: grop", "; did you mean grpo?"),
+        ("type: grpo", "typ: grpo", "stages[1].algorithm: found typ, expected type: sft, rft, "),
+        ("kind: order_desk", "max_turns: 8", "environments.desk: kind is missing, expected kind: order_desk, bfcl or process"),
         ("program: desk", "programm: desk", "x.yaml:1:1 programm: unknown key; did you mean program?"),
         ("program: desk", "program: order desk", "program: found 'order desk', expected a name (a letter"),
         ("program: desk\n", "", "x.yaml:1:1 program: is missing, expected a name"),

@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from specs.environments import BFCL, OrderDesk
+from specs.environments import BFCL, OrderDesk, ProcessEnvironment
 from specs.environments import Environment as EnvironmentSpec
 from tasks.protocols import Environment
 
@@ -18,5 +18,9 @@ def environment_for(name: str, spec: EnvironmentSpec) -> Environment:
             from tasks.episodes.environments.bfcl import BFCLEnvironment
 
             return BFCLEnvironment(name, spec)
+        case ProcessEnvironment():
+            from tasks.episodes.environments import process
+
+            return process.ProcessEnvironment(name, spec)
         case _:
             assert_never(spec)

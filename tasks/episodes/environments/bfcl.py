@@ -111,8 +111,13 @@ class BFCLEnvironment:
         """Return a world that takes one call."""
         return BFCLWorld()
 
-    def demonstrate(self, problem: Problem, seed: int, mistakes: float = 0.0) -> Demonstration:
-        """Return the expected call with the first allowed values; mistakes call another function or spoil values."""
+    def demonstrate(
+        self, problem: Problem, seed: int, mistakes: float = 0.0, *, recovers: bool = True
+    ) -> Demonstration:
+        """Return the expected call with the first allowed values; mistakes call another function or spoil values.
+
+        One call that never fails: there is nothing to recover from.
+        """
         rng = random.Random(f"{problem.id}/{seed}/mistakes")
         expected = problem.expected["calls"][0]
         name, spoiled = expected["name"], False
@@ -128,6 +133,13 @@ class BFCLEnvironment:
         call = ToolCall(name, arguments, written="")
         turns = [(call, world.call(call))]
         return Demonstration(problem, turns, "gold", spoiled=spoiled, final_state=world.final_state())
+
+    def sibling(self, problem: Problem, seed: int) -> Problem:
+        """Raise DataError: the problems are a fixed collection."""
+        raise DataError(
+            f"{self._name}: no sibling of problem {problem.id!r} can be made, for the problems of bfcl are a fixed "
+            "collection; choose ask_person or ticket as the remedy, or an environment that makes problems"
+        )
 
     def _problem(self, record: dict[str, Any], split: str, pool: list[dict[str, Any]]) -> Problem:
         offered = [*record["offered"], *self._distractors(record, pool)]

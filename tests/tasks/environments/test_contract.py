@@ -138,6 +138,30 @@ def test_a_world_is_single_use_and_sealed(environment: Environment) -> None:
     reopened.close()
 
 
+def test_a_sibling_is_another_training_problem_of_the_type_that_the_clerk_solves(environment: Environment) -> None:
+    verifier = outcome_verifier(environment)
+    for problem in environment.problems("hidden", 8, 5):
+        if not SPECS[problem.environment].siblings:
+            with pytest.raises(DataError, match="no sibling of problem"):
+                environment.sibling(problem, 1)
+            continue
+        sibling = environment.sibling(problem, 1)
+        assert (sibling.type, sibling.split) == (problem.type, "train")
+        assert sibling.text != problem.text
+        assert sibling == environment.sibling(problem, 1)
+        solved = [environment.demonstrate(sibling, seed) for seed in range(8)]
+        assert any(verifier.verify(episode(state=d.final_state, answer=d.answer), sibling).passed for d in solved)
+
+
+def test_a_solution_goes_the_same_way_in_a_world_of_the_same_seed(environment: Environment) -> None:
+    for problem in environment.problems("train", 20, 5):
+        made = environment.demonstrate(problem, 3)
+        world = environment.open(problem, 3)
+        assert [(c, world.call(c)) for c, _ in made.turns] == made.turns
+        assert (world.final_state(), world.answer) == (made.final_state, made.answer)
+        world.close()
+
+
 def test_a_split_that_is_not_there_is_a_data_error(environment: Environment) -> None:
     with pytest.raises(DataError, match="there is no split 'test'; expected one of train"):
         environment.problems("test", 1, 0)

@@ -256,3 +256,20 @@ def _seconds(environment: OrderDeskEnvironment, problems: list[Problem]) -> floa
     for problem in problems:
         environment.demonstrate(problem, 1)
     return time.process_time() - start
+
+
+def test_without_recovery_the_clerk_gives_up_after_a_fault_and_only_then() -> None:
+    environment = desk_of(faults=[ToolFault(probability=0.2)], max_turns=12)
+    struck = 0
+    for problem in environment.problems("train", 200, 3):
+        made, able = environment.demonstrate(problem, 1, recovers=False), environment.demonstrate(problem, 1)
+        faults = [i for i, (_, o) in enumerate(able.turns) if o.injected]
+        if not faults:
+            assert made == able
+            continue
+        struck += 1
+        assert made.spoiled
+        assert len(made.turns) == faults[0] + 2
+        assert made.turns[-1][0].arguments == {"answer": "done"}
+        assert not able.spoiled
+    assert struck > 50

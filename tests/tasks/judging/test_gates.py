@@ -208,6 +208,12 @@ def test_candidate_is_the_champion():
     assert record.rows == []
 
 
+def test_candidate_that_gave_way_is_not_promoted_again():
+    record = answer(gate(LEAST), evaluated([1] * 400), champion_digest="c" * 64, former=["d" * 64])
+    assert record.answer == "superseded"
+    assert record.rows == []
+
+
 def test_evaluations_of_two_policies_are_not_one_candidate():
     spec = gate(LEAST, {"set": "golden", "at_least": 0.5})
     sets: dict[str, Evaluated | Unusable] = {

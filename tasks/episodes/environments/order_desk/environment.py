@@ -17,6 +17,7 @@ from tasks.protocols import ToolSchema
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _WHOLE: dict[str, Any] = {"type": "integer", "minimum": 1}
+_SIBLING_DRAWS = 200
 
 
 def _tool(name: str, description: str, /, **properties: dict[str, Any]) -> ToolSchema:
@@ -94,8 +95,10 @@ class OrderDeskEnvironment:
         """Return a fresh desk in the problem's initial state, with the declared faults and latency."""
         return Desk(problem, faults=self._spec.faults, seed=seed, latency_seconds=self._spec.latency_ms / 1000)
 
-    def demonstrate(self, problem: Problem, seed: int, mistakes: float = 0.0) -> Demonstration:
-        """Return the clerk's episode; `spoiled` says whether a mistake was made in it."""
+    def demonstrate(
+        self, problem: Problem, seed: int, mistakes: float = 0.0, *, recovers: bool = True
+    ) -> Demonstration:
+        """Return the clerk's episode; `spoiled` says whether a mistake was made in it, giving up among them."""
         rng = random.Random(f"{problem.id}/{seed}/mistakes") if mistakes > 0 else None
         made = 0
 
@@ -106,14 +109,35 @@ class OrderDeskEnvironment:
             return slip
 
         desk = Desk(problem, faults=self._spec.faults, seed=seed)
-        turns = _solve(problem.type, problem.world["request"], desk, wrong, self._spec.max_turns)
+        turns, gave_up = _solve(problem, desk, wrong, self._spec.max_turns, recovers=recovers)
         state = desk.final_state()
         desk.close()
-        return Demonstration(problem, turns, "clerk", spoiled=made > 0, final_state=state, answer=desk.answer)
+        spoiled = made > 0 or gave_up
+        return Demonstration(problem, turns, "clerk", spoiled=spoiled, final_state=state, answer=desk.answer)
+
+    def sibling(self, problem: Problem, seed: int) -> Problem:
+        """Return a training problem of the same type that shares no name, product, order or phrase with `problem`."""
+        if problem.type not in types.PHRASES:
+            raise DataError(
+                f"{self._name}: no sibling of problem {problem.id!r} can be made, for {problem.type!r} is no type of "
+                f"the order desk; expected one of {', '.join(types.PHRASES)}"
+            )
+        rng = random.Random(f"{self._name}/sibling/{problem.id}/{seed}")
+        entities, phrase = types.entities(problem.text), types.phrase(problem.text)
+        for _ in range(_SIBLING_DRAWS):
+            text, world = types.draw(problem.type, "train", rng)
+            if types.phrase(text) != phrase and entities.isdisjoint(types.entities(text)):
+                return self._made(problem.type, "train", text, world)
+        raise DataError(
+            f"{self._name}: {_SIBLING_DRAWS} draws gave no sibling of problem {problem.id!r} with other names and "
+            "words; this problem cannot have one"
+        )
 
     def _draw(self, split: str, rng: random.Random) -> Problem:
         kind = self._kind(split, rng)
-        text, world = types.draw(kind, split, rng)
+        return self._made(kind, split, *types.draw(kind, split, rng))
+
+    def _made(self, kind: str, split: str, text: str, world: dict[str, Any]) -> Problem:
         digest = hashlib.sha256(f"{kind}\n{text}\n{json.dumps(world, sort_keys=True)}".encode()).hexdigest()[:16]
         tags = ["adversarial"] if kind in types.ADVERSARIAL else []
         problem = Problem(f"{self._name}-{split}-{digest}", self._name, kind, split, text, world, {}, tags)
@@ -129,7 +153,7 @@ class OrderDeskEnvironment:
         """Fill in what the clerk's own run ends in. The answer is free where the state had to change."""
         desk = Desk(problem)
         before = _summary(problem)
-        turns = _solve(problem.type, problem.world["request"], desk, lambda: False, self._spec.max_turns)
+        turns, _ = _solve(problem, desk, lambda: False, self._spec.max_turns)
         state, answer = desk.final_state(), desk.answer
         desk.close()
         if not desk.done:
@@ -153,15 +177,16 @@ def _summary(problem: Problem) -> dict[str, Any]:
 
 
 def _solve(
-    kind: str, request: dict[str, Any], desk: Desk, wrong: Callable[[], bool], max_turns: int
-) -> list[tuple[ToolCall, Observation]]:
-    """Run the clerk on a desk until the end or `max_turns`."""
-    steps = clerk(kind, request, wrong)
+    problem: Problem, desk: Desk, wrong: Callable[[], bool], max_turns: int, *, recovers: bool = True
+) -> tuple[list[tuple[ToolCall, Observation]], bool]:
+    """Run the clerk on a desk until the end or `max_turns`; also return whether it gave up after a fault."""
+    steps = clerk(problem.type, problem.world["request"], wrong)
     turns: list[tuple[ToolCall, Observation]] = []
-    call = next(steps)
+    call, gave_up = next(steps), False
     while True:
         observation = desk.call(call)
         turns.append((call, observation))
         if observation.done or len(turns) == max_turns:
-            return turns
-        call = steps.send(observation.data)
+            return turns, gave_up
+        gave_up = observation.injected and not recovers
+        call = ToolCall("finish", {"answer": "done"}, written="") if gave_up else steps.send(observation.data)

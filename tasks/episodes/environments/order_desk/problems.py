@@ -6,6 +6,7 @@ Customers' names and products are quoted in the text, as they will be in the cal
 """
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,20 @@ def draw(kind: str, split: str, rng: random.Random) -> tuple[str, dict[str, Any]
         d=request["percent"],
     )
     return text, world
+
+
+_ENTITY = re.compile(r'"[^"]*"|\b\d{4}\b')
+_VARIABLE = re.compile(rf'"[^"]*"|\d+|\b(?:{"|".join(LETTERS)})\b')
+
+
+def entities(text: str) -> set[str]:
+    """Return the names, products and order ids that a text speaks of."""
+    return set(_ENTITY.findall(text))
+
+
+def phrase(text: str) -> str:
+    """Return a text without what changes from problem to problem of one phrase."""
+    return _VARIABLE.sub("_", text)
 
 
 def _world(split: str, rng: random.Random) -> dict[str, Any]:

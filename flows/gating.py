@@ -1,0 +1,104 @@
+"""Gates to nodes: the evaluations that they need, the decision, and the promotion; of the main part and of rounds. Pure."""
+
+from typing import Any
+
+from flows.graph import Graph, dump, once
+from flows.nodes import Json
+from flows.resolution import gate_aliases
+from specs.errors import ProgramError
+from specs.gates import Gate
+from specs.program import Program
+
+_PAIRED = ("no_worse_by", "better_by")
+
+
+def add_gates(graph: Graph, stages: list[str], start: str | None = None) -> None:
+    """Add every gate about the policies of `stages`; in a round, `start` is the node that it begins with."""
+    for name, gate in graph.program.gates.items():
+        _gate(graph, name, gate, candidates(graph, name, gate, stages), start)
+
+
+def candidates(graph: Graph, name: str, gate: Gate, stages: list[str]) -> list[str]:
+    """Return the policies that a gate may choose: in a round, a gate that names a stage asks about the last one."""
+    if gate.candidate == "best":
+        return stages
+    chosen = stages[-1] if gate.candidate == "last" or graph.part.number else gate.candidate
+    if chosen not in stages:
+        raise ProgramError(
+            f"{graph.program.program}: gate {name} has the candidate {chosen!r}; "
+            f"expected last, best or one of {', '.join(stages)}"
+        )
+    return [chosen]
+
+
+def deciding(program: Program) -> str | None:
+    """Return the gate that decides where a round starts: the first that promotes, else the first; None without gates."""
+    return next((n for n, g in program.gates.items() if g.on_pass == "promote"), next(iter(program.gates), None))
+
+
+def paired_sets(gate: Gate) -> list[str]:
+    """Return the sets on which a gate compares with a baseline."""
+    return list(once(r.set for r in gate.require if _needs_baseline(r)))
+
+
+def _gate(graph: Graph, name: str, gate: Gate, chosen: list[str], start: str | None) -> None:
+    sets = list(once(r.set for r in gate.require))
+    baseline = _baseline(graph, name, gate)
+    paired = paired_sets(gate)
+    inputs: dict[str, str] = {}
+    for stage in chosen:
+        graph.evaluate(stage, sets)
+        inputs |= {f"candidate.{stage}.{s}": f"eval.{stage}.{s}" for s in sets}
+    if baseline is not None:
+        graph.evaluate(baseline, paired)
+        inputs |= {f"baseline.{s}": f"eval.{baseline}.{s}" for s in paired}
+    if start is not None:
+        inputs |= _round_inputs(graph, gate, sets, start)
+    promotable = "champion" in gate_aliases(graph.program)
+    champion = graph.resolution.aliases.get("champion") if promotable else None
+    known = None if champion is None else {k: champion[k] for k in ("version", "digest")}
+    known = None if known is None or champion is None else known | {"former": champion.get("former") or []}
+    params: Json = {
+        "gate": dump(gate), "name": graph.part.name(name), "candidates": chosen, "sets": sets,
+        "baseline": baseline, "champion": known, "asked": _asked(graph, sets),
+    }  # fmt: skip
+    decided = graph.add(graph.part.name(f"gate.{name}"), "gate", params, inputs)
+    if gate.on_pass == "promote":
+        given = {"gate": decided} | {f"policy.{s}": graph.policies[s] for s in chosen}
+        before = [n for n in graph.nodes if n.startswith("promote.")]
+        given |= {"before": before[-1]} if graph.part.number and before else {}
+        promoted: Json = {"program": graph.program.program, "gate": graph.part.name(name), "candidates": chosen}
+        graph.add(graph.part.name(f"promote.{name}"), "promote", promoted, given)
+
+
+def _round_inputs(graph: Graph, gate: Gate, sets: list[str], start: str) -> dict[str, str]:
+    """Return what a round's gate reads beside: the champion of that moment, and the looks that were taken before it."""
+    inputs = {"start": start} if gate.baseline.alias == "champion" else {}
+    earlier = [n for n in graph.nodes.values() if n.kind == "gate" and set(n.params["sets"]) & set(sets)]
+    before = [n for n in earlier if n.params["name"].partition("@")[2] != str(graph.part.number)]
+    return inputs | {f"earlier.{n.params['name']}": n.id for n in before}
+
+
+def _asked(graph: Graph, sets: list[str]) -> list[str]:
+    """Return the digests of the policies that gates already asked one of these sets about: the looks that are spent."""
+    keys = [graph.nodes[f"data.{s}"].plan_key for s in sets]
+    return list(once(digest for key in keys for digest in graph.resolution.asked.get(key, [])))
+
+
+def _baseline(graph: Graph, name: str, gate: Gate) -> str | None:
+    """Return the policy to compare with; None where there is no such alias yet and `first` is absolute."""
+    alias, stage = gate.baseline.alias, gate.baseline.stage
+    if alias is not None:
+        if graph.registered(alias):
+            return alias
+        return "init" if gate.baseline.first == "init" else None
+    if stage not in graph.policies:
+        raise ProgramError(
+            f"{graph.program.program}: gate {name} has the baseline {stage!r}; "
+            f"expected one of {', '.join(graph.policies)}"
+        )
+    return stage
+
+
+def _needs_baseline(requirement: Any) -> bool:
+    return requirement.metric == "regressed_cases" or any(getattr(requirement, k) is not None for k in _PAIRED)

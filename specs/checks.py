@@ -1,0 +1,118 @@
+"""What checks across sections share: names that are known, and mistakes with their place in the file."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from specs.algorithms import SFT
+from specs.data import Demonstrations, PoolData, Problems
+from specs.implicit import SIZES
+from specs.policy_gradient import PolicyGradient
+from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, position_of
+from specs.program import Program
+from specs.stages import Stage
+
+_NOT_TRAINED = ("golden", "hidden", "audit")
+
+
+class Checks:
+    """The program that is checked, and what was found."""
+
+    def __init__(self, program: Program, positions: Mapping[KeyPath, Position], folder: Path) -> None:
+        self.program = program
+        self.positions = positions
+        self.folder = folder
+        self.mistakes: list[Mistake] = []
+        self.warnings: list[Mistake] = []
+        self.stages = [s.id for s in program.stages]
+        self.sets = list(program.data)
+        self.offered = [f"{e}.{w}" for e, s in program.environments.items() for w in SIZES[s.kind]]
+
+    def wrong(self, path: KeyPath, text: str) -> None:
+        """Report a mistake."""
+        self.mistakes.append(Mistake(position_of(path, self.positions), path, text))
+
+    def unknown(self, path: KeyPath, text: str) -> None:
+        """Report a name that does not exist."""
+        self.mistakes.append(Mistake(position_of(path, self.positions), path, text, "unknown_name"))
+
+    def odd(self, path: KeyPath, text: str) -> None:
+        """Report what is odd and no mistake."""
+        self.warnings.append(Mistake(position_of(path, self.positions), path, text))
+
+    def known(self, path: KeyPath, name: str, names: Iterable[str], what: str) -> bool:
+        """Report a name that does not exist, with the nearest that does."""
+        names = list(names)
+        if name in names:
+            return True
+        self.unknown(path, f"found {name!r}, expected {what} ({listed(names)}){did_you_mean(name, names)}")
+        return False
+
+    def known_set(self, path: KeyPath, name: str) -> bool:
+        """Report a data set that does not exist."""
+        if name in self.sets:
+            return True
+        near = did_you_mean(name, [*self.sets, *self.offered])
+        self.unknown(path, f"found {name!r}, expected a data set ({listed([*self.sets, *self.offered])}){near}")
+        return False
+
+    def once(self, path: KeyPath, names: Iterable[str]) -> None:
+        """Report what a list names twice."""
+        seen: set[str] = set()
+        for i, name in enumerate(names):
+            if name in seen:
+                self.wrong((*path, i), f"{name} is named twice; remove one")
+            seen.add(name)
+
+
+def kind_of(c: Checks, name: str) -> str:
+    """Return what a data set holds."""
+    return "demonstrations" if isinstance(c.program.data[name], Demonstrations) else "problems"
+
+
+def evaluated(c: Checks) -> dict[str, str]:
+    """Return the sets that are asked, and what asks them."""
+    asked = dict.fromkeys([*c.program.evaluation.sets, *c.program.evaluation.at_the_end], "evaluation")
+    return asked | {r.set: f"gate {n}" for n, g in c.program.gates.items() for r in g.require}
+
+
+def unread(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report settings that the stage's algorithm does not read."""
+    if not isinstance(stage.algorithm, PolicyGradient):
+        for key in ("needs", "preflight", "else_first", "tries"):
+            if getattr(stage, key) != Stage.model_fields[key].default:
+                c.wrong((*path, key), f"is not read by {stage.algorithm.type}; only policy gradients have a preflight")
+    elif stage.else_first is None and stage.tries > 1:
+        c.wrong(
+            (*path, "tries"), "has no effect without else_first; write what to run first, for example else_first: rft"
+        )
+
+
+def may_train(c: Checks, here: KeyPath, name: str, by: str) -> bool:
+    """Report a set that must not train, or must not be rolled out for what trains; `by` is who reads it."""
+    source = c.program.data[name]
+    if source.role != "train":
+        c.wrong(here, f"found {name}, whose role is {source.role}: it judges policies and never trains them")
+    elif isinstance(source, Problems) and source.split in _NOT_TRAINED:
+        text = f"found {name}, drawn from the split {source.split}, which never trains; expected split: train"
+        c.wrong(here, text)
+    elif name in (asked := evaluated(c)):
+        c.wrong(here, f"found {name}, which {asked[name]} asks as well; what {by} cannot judge")
+    else:
+        return True
+    return False
+
+
+def stage_set(c: Checks, here: KeyPath, name: str, stage: Stage) -> None:
+    """Report a data set that a stage cannot train on."""
+    if not c.known_set(here, name):
+        return
+    wanted = "demonstrations" if isinstance(stage.algorithm, SFT) else "problems"
+    if kind_of(c, name) != wanted:
+        c.wrong(here, f"found {name}, which holds {kind_of(c, name)}; {stage.algorithm.type} trains on {wanted}")
+    else:
+        may_train(c, here, name, "trains")
+
+
+def is_pool(c: Checks, name: str) -> bool:
+    """Return whether a data set is a pool that rounds fill."""
+    return isinstance(c.program.data.get(name), PoolData)

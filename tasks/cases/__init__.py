@@ -1,0 +1,1 @@
+"""Failures of the policy: which are worth a look, why they happened, and what may be learnt from them."""

@@ -1,0 +1,96 @@
+"""A whole small program with a round, carried out by the command line with the real bodies."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import pools
+from flows.cli import main
+
+PROGRAM = """\
+program: wheel
+policy:
+  init:
+    kind: scratch
+    hidden_size: 48
+    layers: 1
+    heads: 4
+    kv_heads: 2
+    intermediate_size: 64
+    max_length: 128
+    tokenizer: {kind: bpe, vocab_size: 420, train_on: demos}
+environments: {desk: {kind: order_desk, types: [stock, mail], max_turns: 4}}
+agent: {max_new_tokens: 24}
+data:
+  demos: {kind: demonstrations, environment: desk, size: 160}
+  train: {kind: problems, environment: desk, size: 16}
+  golden: {kind: problems, environment: desk, split: golden, size: 12, role: golden}
+  regress: {kind: pool, pool: regression, role: regression}
+verifiers: {state: {kind: environment_state, answer: no}}
+stages:
+  - id: teach
+    algorithm:
+      type: sft
+      epochs: 4
+      batch: {tokens: 1024}
+      optimizer: {kind: muon, learning_rate: 1e-2, schedule: linear}
+    data: [demos]
+evaluation: {sets: [golden], at_the_end: [golden, regress]}
+gates:
+  ship:
+    looks: 9
+    require:
+      - {metric: success, set: golden, at_least: 0.0001}
+      - {metric: regressed_cases, set: regress, at_most: 100}
+    on_inconclusive: pass_on
+flywheel:
+  mine: {from: [train], problems: 16}
+  causes_from: [golden]
+  default: repair
+  pools: {anchor: 40}
+  round:
+    stages:
+      - id: mend
+        algorithm: {type: sft, batch: {rows: 16}, optimizer: {kind: muon, learning_rate: 2e-3}}
+        data: {anchor: 0.5, repaired: 0.3, successes: 0.2}
+"""
+
+
+def run(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str) -> dict[str, Any]:
+    code = main(["run", str(file), "--no-services", "--json", *arguments])
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert code == 0, told
+    return told
+
+
+def test_a_round_closes_and_its_cases_judge_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, file = tmp_path / "home", tmp_path / "wheel.yaml"
+    monkeypatch.setenv("TUTELAGE_HOME", str(home))
+    file.write_text(PROGRAM)
+    first = run(capsys, file)
+    nodes = {n["node"]: n for n in first["nodes"]}
+    assert {n["status"] for n in first["nodes"]} <= {"completed", "skipped"}
+    assert nodes["mend@1"]["status"] == "completed"
+    assert [g["gate"] for g in first["gates"]] == ["ship", "ship@1"]
+    assert nodes["eval.mend@1.regress"]["notes"] == ["the pool holds no case yet, so nothing was asked"]
+    published = pools.newest(home, "wheel", "regression")
+    assert published is not None
+    assert published.rows > 0, "some of the failures were confirmed and give the regression pool a case"
+    held = {r["id"] for r in pools.records(home, published)}
+    mined = {c["problem_id"] for c in pools.cases(home, "wheel")}
+    assert not held & mined, "a failure on a training source is held back by a sibling, never itself"
+    report = Path(first["report"]).read_text()
+    assert "<h2>Rounds</h2>" in report
+    assert "golden, after" in report
+
+    again = run(capsys, file)
+    assert {n["status"] for n in again["nodes"]} <= {"reused", "skipped"}, "an unchanged program has nothing to do"
+
+    later = {n["node"]: n for n in run(capsys, file, "--refresh", "--until", "eval.teach.regress")["nodes"]}
+    assert later["data.regress"]["metrics"]["records"] == published.rows
+    assert later["teach"]["status"] == "reused", "the pool's new version trains nothing anew"
+    assert later["eval.teach.regress"]["status"] == "completed"

@@ -1,0 +1,360 @@
+"""Rounds in the plan: what they consist of, what of it moves which key, and when a node of theirs is skipped."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.conditions import skip_reason
+from flows.describe import flywheel_words
+from flows.estimates import Estimate
+from flows.nodes import NODE_KINDS, Node, node_from, outside_name, plan_from, round_of
+from flows.plan import diff, save_bytes, statuses, totals
+from flows.power import gate_powers
+from flows.resolution import environments_of, wanted_aliases
+from flows.smoke import smoke
+from specs.errors import StateError
+from tests.flows.programs import MACHINE, SMALL, changed, closure, moved, nodes, plan, program
+from tests.flows.wheels import MAIN, TURNING, WHEEL
+
+GOLDEN = Path(__file__).parent / "golden" / "flywheel.json"
+CHAMPION = {"version": 3, "digest": "d" * 64, "folder": "registry/small/v3"}
+MADE = plan(TURNING)
+
+
+def test_a_round_is_start_mine_cases_remedy_pools_stages_gate_and_publication() -> None:
+    first = [n.id for n in MADE if round_of(n.id) == 1]
+    assert first == [
+        "round1.start", "round1.mine", "round1.cases", "round1.remedy",
+        "round1.pool.repaired", "round1.pool.hard", "round1.pool.successes", "round1.pool.anchor",
+        "mend@1", "eval.mend@1.golden", "harden@1.collect1", "harden@1.fit1",
+        "eval.harden@1.golden", "eval.harden@1.hidden", "eval.harden@1.regress",
+        "gate.ship@1", "promote.ship@1", "round1.after", "round1.publish",
+    ]  # fmt: skip
+    found = nodes(MADE)
+    assert found["round1.start"].inputs["policy.rl"] == "rl"
+    assert found["round1.start"].inputs["gate"] == "gate.ship"
+    assert found["round1.start"].params["sets"] == ["golden", "regress"]
+    assert found["round1.mine"].inputs == {"policy": "round1.start", "data.train": "data.train", "apart": "data.apart"}
+    assert found["mend@1"].inputs["data.repaired"] == "round1.pool.repaired"
+    assert found["mend@1"].inputs["policy"] == "round1.start"
+    assert found["harden@1.collect1"].inputs["data.train"] == "data.train"
+    assert found["harden@1.collect1"].inputs["policy"] == "mend@1"
+    assert found["round1.remedy"].inputs["train.demos"] == "data.demos"
+    assert {"eval.golden", "eval.hidden", "eval.regress", "collect.harvest.collect1"} <= set(
+        found["round1.remedy"].inputs
+    )
+    assert found["round1.after"].inputs["evaluated.golden"] == "eval.harden@1.golden"
+    assert MADE.stages == ("teach", "harvest", "rl", "mend@1", "harden@1", "mend@2", "harden@2")
+
+
+def test_conditions_are_inputs_and_inputs_come_before_their_readers() -> None:
+    seen: set[str] = set()
+    for node in MADE:
+        assert set(node.inputs.values()) <= seen, node.id
+        seen.add(node.id)
+        assert node.passthrough is None or node.passthrough in node.inputs
+        assert set(NODE_KINDS[node.kind].needs) <= set(node.inputs), node.id
+        if node.when is not None:
+            assert node.inputs["condition"] == node.when["node"]
+    assert len({n.plan_key for n in MADE}) == len(MADE.nodes)
+    assert save_bytes(plan_from(json.loads(save_bytes(MADE)))) == save_bytes(MADE)
+
+
+def test_a_later_round_hangs_on_its_choice() -> None:
+    found = nodes(MADE)
+    second = [n for n in MADE if round_of(n.id) == 2 and n.id != "round2.choose"]
+    assert all(n.when is not None for n in second)
+    assert {n.when["node"] for n in second if n.when is not None} == {"round2.choose"}
+    choice = found["round2.choose"]
+    assert choice.inputs == {
+        "start.1": "round1.start", "eval.1.harden@1": "eval.harden@1.golden", "gate.1": "gate.ship@1",
+    }  # fmt: skip
+    assert found["round2.start"].inputs["before"] == "round1.start"
+    assert found["round2.pool.hard"].inputs["earlier"] == "round1.pool.hard"
+    assert found["round2.publish"].inputs["previous"] == "round1.publish"
+    assert found["promote.ship@2"].inputs["before"] == "promote.ship@1"
+    third = nodes(plan(changed(changed(TURNING, "flywheel.rounds", 3), "flywheel.stop.no_gain_rounds", 2)))
+    assert third["round3.choose"].when == {"node": "round2.choose", "go": True}
+    assert third["round3.choose"].passthrough == "previous"
+    assert {"start.1", "start.2", "gate.1", "gate.2"} <= set(third["round3.choose"].inputs)
+
+
+def test_the_gate_of_a_round_looks_again_and_compares_with_the_champion_of_the_moment() -> None:
+    gate = nodes(MADE)["gate.ship@2"]
+    assert gate.inputs["start"] == "round2.start"
+    assert (gate.inputs["earlier.ship"], gate.inputs["earlier.ship@1"]) == ("gate.ship", "gate.ship@1")
+    assert gate.params["candidates"] == ["harden@2"]
+    best = nodes(plan(changed(TURNING, "gates.ship.candidate", "best")))
+    assert best["gate.ship@1"].params["candidates"] == ["mend@1", "harden@1"]
+    assert set(best["round2.start"].inputs) >= {"policy.mend@1", "policy.harden@1", "eval.mend@1.golden"}
+    assert set(best["round1.start"].inputs) >= {"policy.teach", "policy.rl", "eval.teach.golden"}
+    stage = nodes(plan(changed(TURNING, "gates.ship.candidate", "harvest")))
+    assert stage["gate.ship@1"].params["candidates"] == ["harden@1"], "a round's gate asks about its own last stage"
+    assert stage["round1.start"].inputs["policy.harvest"] == "harvest.fit2"
+
+
+def test_a_champion_may_be_where_a_round_starts() -> None:
+    later = nodes(plan(TURNING, aliases={"champion": CHAMPION}))
+    assert later["round1.start"].inputs["policy.champion"] == "policy.champion"
+    assert later["round1.start"].inputs["eval.champion.golden"] == "eval.champion.golden"
+    assert later["round1.start"].params["champion"] is True
+    assert later["gate.ship@1"].inputs["baseline.golden"] == "eval.champion.golden"
+    without = changed(changed(TURNING, "gates.ship.on_pass", "nothing"), "gates.ship.baseline", {"stage": "teach"})
+    assert wanted_aliases(program(without)) == ["champion"]
+    made = nodes(plan(without, aliases={"champion": CHAMPION}))
+    assert "start" not in made["gate.ship@1"].inputs
+    assert made["gate.ship"].params["champion"] is None, "the main part's gate does not need it"
+
+
+def test_without_gates_and_regression_pool_a_round_starts_from_the_last_stage() -> None:
+    data = changed({k: v for k, v in SMALL.items() if k != "gates"}, "flywheel", WHEEL)
+    found = nodes(plan(data))
+    assert found["round1.start"].params["promotes"] is False
+    assert "gate" not in found["round1.start"].inputs
+    assert found["round1.start"].params["candidates"] == ["rl"]
+    assert found["round1.cases"].params["regression"] is None
+    assert "gate.1" not in found["round2.choose"].inputs
+
+
+def test_what_only_rounds_train_on_is_kept_apart_as_well() -> None:
+    data = changed(TURNING, "data.more", {"kind": "problems", "environment": "desk", "size": 30})
+    made = nodes(plan(changed(data, "flywheel.mine.from", ["more"])))
+    assert set(made["data.apart.rounds"].inputs) == {
+        "train.demos", "train.train", "train.more", "eval.golden", "eval.hidden", "eval.regress",
+    }  # fmt: skip
+    assert made["mend@1"].inputs["apart"] == "data.apart.rounds"
+    assert made["teach"].inputs["apart"] == "data.apart"
+
+
+# --- keys
+
+OF_ALL = {"report"}
+"""What is told of a whole run is told of its rounds too."""
+
+
+def test_a_flywheel_moves_no_key_of_the_main_part() -> None:
+    before = plan(MAIN)
+    assert moved(before, MADE) == {n.id for n in MADE if round_of(n.id)} | OF_ALL
+    assert [n.id for n in before if n.id not in nodes(MADE)] == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    problems=st.integers(1, 500),
+    rounds=st.integers(1, 3),
+    sources=st.sampled_from([["train"], ["more"], ["train", "more"]]),
+    default=st.sampled_from(["ask_person", "ticket", "repair", "hard_pool", "stop_for_reward_fix"]),
+    weight=st.floats(0.1, 3.0),
+)
+def test_no_flywheel_moves_a_key_of_the_main_part(
+    problems: int, rounds: int, sources: list[str], default: str, weight: float
+) -> None:
+    more = changed(MAIN, "data.more", {"kind": "problems", "environment": "unused", "size": 30})
+    wheel = {**WHEEL, "mine": {"from": sources, "problems": problems}, "rounds": rounds, "default": default}
+    wheel = changed(wheel, "round.stages.0.data.anchor", weight)
+    before, after = plan(more), plan({**more, "flywheel": wheel})
+    changed_keys = moved(before, after) - OF_ALL
+    assert all(round_of(i) or i == "data.apart.rounds" or i in {f"data.{s}" for s in sources} for i in changed_keys)
+    assert not [n.id for n in before if n.id not in nodes(after)]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    run=st.fixed_dictionaries(
+        {}, optional={"threads": st.integers(1, 64), "parallel": st.integers(1, 8), "rollout_batch": st.integers(1, 9)}
+    ),
+    hours=st.floats(0.1, 100),
+)
+def test_an_execution_setting_never_moves_a_key_of_a_round(run: dict[str, Any], hours: float) -> None:
+    assert moved(MADE, plan({**TURNING, "run": run, "budget": {"wall_hours": hours}})) == set()
+
+
+CHANGES: list[tuple[str, Any, tuple[str, ...]]] = [
+    ("flywheel.mine.problems", 61, ("round1.mine", "round2.mine")),
+    ("flywheel.remedies.argument.quota", 41, ("round1.remedy", "round2.remedy")),
+    ("flywheel.default", "ticket", ("round1.remedy", "round2.remedy")),
+    ("flywheel.siblings", {"per_case": 3}, ("round1.remedy", "round2.remedy")),
+    ("flywheel.pools", {"anchor": 7}, ("round1.remedy", "round2.remedy")),
+    ("flywheel.round.start_from", "candidate", ("round1.start", "round2.start")),
+    ("flywheel.round.stages.0.algorithm.epochs", 2.0, ("mend@1", "mend@2")),
+    ("flywheel.round.stages.0.data", {"anchor": 1.0, "repaired": 1.0, "successes": 1.0}, ("mend@1", "mend@2")),
+    ("flywheel.stop.no_gain_rounds", 2, ("round2.choose",)),
+    ("flywheel.stop.gain_on", "hidden", ("round1.start", "round2.start", "round2.choose")),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "roots"), CHANGES, ids=[p for p, _, _ in CHANGES])
+def test_a_change_moves_exactly_what_depends_on_it(path: str, value: Any, roots: tuple[str, ...]) -> None:
+    assert moved(MADE, plan(changed(TURNING, path, value))) == closure(MADE, *roots)
+
+
+def test_a_third_round_keeps_the_two_before_it() -> None:
+    other = plan(changed(TURNING, "flywheel.rounds", 3))
+    assert moved(MADE, other) == {n.id for n in other if round_of(n.id) == 3} | OF_ALL
+    assert diff(MADE, other).changed.keys() == OF_ALL
+
+
+def test_a_published_pool_is_part_of_the_key_of_what_reads_it() -> None:
+    version = {"version": 2, "digest": "a" * 64, "rows": 7, "path": "pools/small/regression/v2"}
+    known = plan(TURNING, pools={"regression": version})
+    assert known.rows["regress"] == 7
+    assert "data.regress" in moved(MADE, known)
+    elsewhere = plan(TURNING, pools={"regression": {**version, "path": "other"}})
+    assert moved(known, elsewhere) == set(), "where it lies is no part of it"
+
+
+# --- what a reader is told
+
+
+def test_the_golden_plan_of_a_flywheel() -> None:
+    told = [
+        {
+            "id": n.id,
+            "kind": n.kind,
+            "inputs": n.inputs,
+            "when": n.when,
+            "passthrough": n.passthrough,
+            "key": n.plan_key[:16],
+        }
+        for n in MADE
+    ]
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        GOLDEN.write_text("\n".join(["[", ",\n".join(json.dumps(t) for t in told), "]", ""]), encoding="utf-8")
+    assert GOLDEN.exists(), f"{GOLDEN} is missing: look at the plan, then run this test with UPDATE_GOLDEN=1"
+    assert told == json.loads(GOLDEN.read_text()), "the plan changed: if it should, run this test with UPDATE_GOLDEN=1"
+
+
+def test_estimates_follow_the_pools() -> None:
+    found = nodes(MADE)
+    assert found["round1.mine"].estimate.rollouts == 60 * 2
+    assert {k: MADE.rows[k] for k in ("repaired", "hard", "successes", "anchor")} == {
+        "repaired": 60, "hard": 30, "successes": 120, "anchor": 400,
+    }  # fmt: skip
+    assert found["mend@1"].estimate.tokens == (400 + 60 + 120) * 50
+    assert found["harden@1.collect1"].estimate.rollouts == (30 + 100) * 4
+    assert MACHINE["memory_gb"] > max(n.estimate.memory_gb for n in MADE)
+
+
+def test_the_plan_says_which_nodes_are_conditional_and_what_gates_can_see() -> None:
+    found = statuses(MADE, None)
+    assert str(found["round2.mine"]) == "maybe: only if round2.choose says go: true"
+    assert totals(MADE, found)["conditional"] == sum(n.when is not None for n in MADE)
+    powers = {(p.gate, p.metric, p.set): p for p in gate_powers(MADE)}
+    first, second = powers["ship", "success", "hidden"], powers["ship@1", "success", "hidden"]
+    assert second.alpha < first.alpha, "each round spends a look"
+    assert powers["ship", "regressed_cases", "regress"].text == "not applicable while the pool holds no case"
+    assert powers["ship@1", "success", "golden"].text.startswith("against the champion as the round begins")
+    used_up = {
+        p.gate: p.decidable for p in gate_powers(plan(changed(TURNING, "gates.ship.looks", 2))) if p.set == "hidden"
+    }
+    assert used_up == {"ship": True, "ship@1": True, "ship@2": False}
+
+
+def test_a_round_is_told_in_words() -> None:
+    said = program(TURNING).flywheel
+    assert said is not None
+    words = flywheel_words(said)
+    assert words["mined"].startswith(
+        "60 problems of train, each tried 2 times at temperature 1; failures on golden count"
+    )
+    assert "argument: the clerk solves siblings, at most 40 of them, for the pool repaired" in words["remedies"]
+    assert words["remedies"].endswith("every other cause: a person is asked")
+    assert words["stages"] == (
+        "mend (sft) from anchor 50%, repaired 30%, successes 20%; harden (rft) from hard 50%, train 50%"
+    )
+    assert words["rounds"] == "at most 2; no further one after a round without a gain in success on golden"
+    assert MADE.details["flywheel"] == words
+    assert set(MADE.details["losses"]) == {"teach", "harvest", "rl", "mend@round", "harden@round"}
+
+
+def test_environments_of_pools_are_those_of_what_is_mined() -> None:
+    whole = program(TURNING)
+    assert environments_of(whole, "repaired") == ["desk"]
+    assert environments_of(whole, "regress") == ["desk"]
+    assert set(nodes(MADE)["mend@1"].params["environments"]) == {"desk"}
+
+
+def test_the_smallest_form_has_one_small_round() -> None:
+    small = smoke(program(TURNING))
+    assert small.flywheel is not None
+    assert small.flywheel.rounds == 1
+    assert small.flywheel.mine.problems == 12
+    assert max(r.quota for r in small.flywheel.remedies.values() if hasattr(r, "quota")) == 12
+    from flows.compile import compile
+    from tests.flows.programs import resolution
+
+    made = compile(small, resolution(TURNING))
+    assert [n.id for n in made if round_of(n.id)][:2] == ["round1.start", "round1.mine"]
+
+
+@pytest.mark.parametrize(
+    ("node_id", "number"),
+    [
+        ("round1.start", 1), ("round12.pool.hard", 12), ("mend@1", 1), ("eval.mend@2.golden", 2), ("gate.ship@3", 3),
+        ("harden@1.collect1", 1), ("teach", 0), ("eval.champion.golden", 0), ("rounds.start", 0),
+    ],
+)  # fmt: skip
+def test_the_round_of_a_node_is_read_from_its_id(node_id: str, number: int) -> None:
+    assert round_of(node_id) == number
+
+
+def test_names_told_to_services_hold_no_sign_that_they_refuse() -> None:
+    names = [outside_name(n.id) for n in MADE]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[\w./: -]+", n) for n in names)
+    assert outside_name("gate.ship@1") == "gate.ship.round1"
+
+
+# --- what is skipped
+
+
+def _node(kind: str, params: dict[str, Any], inputs: dict[str, str]) -> Node:
+    return node_from({
+        "id": "n", "kind": kind, "version": 1, "params": params, "seed": 1, "inputs": inputs, "plan_key": "",
+        "resources": {"threads": 1}, "estimate": Estimate().to_dict(),
+    })  # fmt: skip
+
+
+def _pool(folder: Path, records: Any) -> Path:
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps({"records": records}))
+    return folder
+
+
+def test_a_stage_of_which_every_pool_is_empty_is_skipped(tmp_path: Path) -> None:
+    none, some = _pool(tmp_path / "none", 0), _pool(tmp_path / "some", 3)
+    reads = {"data.repaired": "round1.pool.repaired", "data.anchor": "round1.pool.anchor"}
+    node = _node("train.sft", {"data": {"repaired": 1, "anchor": 1}, "of_round": ["repaired", "anchor"]}, reads)
+    assert skip_reason(node, {"data.repaired": none, "data.anchor": none}, {}) == (
+        "nothing to train on: repaired, anchor are empty"
+    )
+    assert skip_reason(node, {"data.repaired": none, "data.anchor": some}, {}) is None
+    mixed = _node(
+        "collect", {"data": {"hard": 1, "train": 1}, "of_round": ["hard"]}, {"data.hard": "a", "data.train": "b"}
+    )
+    assert skip_reason(mixed, {"data.hard": none, "data.train": some}, {}) is None, "a data set is left to train on"
+    (none / "summary.json").write_text("{}")
+    with pytest.raises(StateError, match="does not say how many records the pool holds"):
+        skip_reason(node, {"data.repaired": none, "data.anchor": some}, {})
+
+
+def test_what_needs_a_skipped_node_is_skipped_with_it(tmp_path: Path) -> None:
+    fit = _node("train.rft", {"data": {"hard": None}}, {"policy": "mend@1", "collect": "harden@1.collect1"})
+    assert skip_reason(fit, {"policy": tmp_path}, {}) == "harden@1.collect1 was skipped"
+    assert skip_reason(fit, {"policy": tmp_path, "collect": tmp_path}, {}) is None
+
+
+def test_a_held_remedy_gives_no_pool_and_trains_nothing(tmp_path: Path) -> None:
+    pool = _node("data.pool", {"pool": "hard"}, {"remedy": "round1.remedy"})
+    assert skip_reason(pool, {"remedy": tmp_path}, {"remedy": "held"}) == "round1.remedy is held"
+    assert skip_reason(pool, {"remedy": tmp_path}, {"remedy": "completed"}) is None
+    stage = _node(
+        "collect", {"data": {"hard": 1, "train": 1}, "of_round": ["hard"]}, {"data.hard": "p", "data.train": "t"}
+    )
+    assert skip_reason(stage, {"data.train": tmp_path}, {}) == "p was skipped"

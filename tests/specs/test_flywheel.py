@@ -1,0 +1,160 @@
+"""The flywheel section: pools that are filled and read, sets that may be mined, rounds that can begin and end."""
+
+from pathlib import Path
+
+import pytest
+
+from specs.algorithms import GRPO
+from specs.flywheel import AskPerson, Flywheel, Repair, StopForRewardFix, Ticket, default_remedy
+from specs.stages import Needs
+from tests.specs.programs import load, mistakes
+
+WHEEL = """\
+flywheel:
+  mine: {from: [train], problems: 20}
+  causes_from: [golden]
+  remedies:
+    argument: {do: repair, quota: 10}
+    premature_stop: {do: hard_pool}
+    reward_hack: {do: stop_for_reward_fix}
+  round:
+    stages:
+      - {id: mend, algorithm: {type: sft}, data: {anchor: 0.5, repaired: 0.3, successes: 0.2}}
+      - {id: harden, algorithm: {type: grpo}, data: {hard: 0.5, train: 0.5}}
+"""
+GATES = "gates:\n"
+WITH = (GATES, f"{WHEEL}{GATES}")
+POOL = (
+    "  golden: {kind: problems",
+    "  regress: {kind: pool, pool: regression, role: regression}\n  golden: {kind: problems",
+)
+EVALUATED = ("evaluation: {sets: [golden]}", "evaluation: {sets: [golden], at_the_end: [golden, regress]}")
+
+
+def wheel(*pairs: tuple[str, str]) -> tuple[str, str]:
+    """Return the replacement that adds the flywheel, changed."""
+    text = WHEEL
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return (GATES, f"{text}{GATES}")
+
+
+def test_a_whole_flywheel_is_read(tmp_path: Path) -> None:
+    said = load(tmp_path, WITH, POOL, EVALUATED).program.flywheel
+    assert isinstance(said, Flywheel)
+    assert said.mine.sources == ["train"]
+    assert said.remedies["argument"] == Repair(do="repair", quota=10)
+    assert isinstance(said.remedies["reward_hack"], StopForRewardFix)
+    assert isinstance(default_remedy(said.default), AskPerson)
+    harden = said.round.stages[1]
+    assert isinstance(harden.algorithm, GRPO)
+    assert harden.needs == Needs(), "what a round's stage leaves out is written out as in the main part"
+
+
+def test_every_default_remedy_exists() -> None:
+    assert [default_remedy(n).do for n in ("repair", "hard_pool", "ticket", "ask_person", "stop_for_reward_fix")] == [
+        "repair", "hard_pool", "ticket", "ask_person", "stop_for_reward_fix",
+    ]  # fmt: skip
+    assert isinstance(default_remedy("ticket"), Ticket)
+
+
+MEND = "data: {anchor: 0.5, repaired: 0.3, successes: 0.2}"
+HARDEN = "data: {hard: 0.5, train: 0.5}"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([wheel(("argument:", "argumnt:"))], "flywheel.remedies.argumnt: unknown key, expected infrastructure, environment"),
+        ([wheel(("argument:", "argumnt:"))], "did you mean argument?"),
+        ([wheel(("do: repair", "do: repare"))], "flywheel.remedies.argument.do: found 'repare', expected repair, hard_pool"),
+        ([wheel(("quota: 10", "qota: 10"))], "flywheel.remedies.argument.qota: unknown key; did you mean quota?"),
+        ([wheel((MEND, "data: [anchor]"))], "flywheel.remedies.argument: repair fills the pool repaired, which no stage of the round reads"),
+        ([wheel((HARDEN, "data: [train]"))], "flywheel.remedies.premature_stop: hard_pool fills the pool hard, which no stage of the round reads; name hard in the data of an rft or grpo stage"),
+        ([wheel((MEND, "data: [anchor]"), ("    argument: {do: repair, quota: 10}\n", ""), ("  round:", "  default: repair\n  round:"))], "flywheel.default: repair fills the pool repaired"),
+        ([wheel(("    argument: {do: repair, quota: 10}\n", ""))], "flywheel.round.stages[0].data.repaired: found repaired, which nothing fills; write a remedy"),
+        ([wheel(("    premature_stop: {do: hard_pool}\n", ""))], "flywheel.round.stages[1].data.hard: found hard, which nothing fills"),
+        ([wheel((MEND, "data: [repaired, regression]"))], "found regression, which judges policies and never trains them"),
+        ([wheel((MEND, "data: [repaired, hard]"))], "flywheel.round.stages[0].data[1]: found hard, which holds problems; sft trains on repaired, successes or anchor"),
+        ([wheel((HARDEN, "data: [hard, repaired]"))], "flywheel.round.stages[1].data[1]: found repaired, which holds solutions; grpo trains on problems"),
+        ([wheel((MEND, "data: [repaird]"))], "flywheel.round.stages[0].data[0]: found 'repaird', expected a pool (repaired, hard, successes or anchor) or a data set; did you mean repaired?"),
+        ([wheel((HARDEN, "data: [hard, trian]"))], "found 'trian', expected a data set (demos, train, golden"),
+        ([wheel((HARDEN, "data: [hard, golden]"))], "found golden, whose role is golden: it judges policies and never trains them"),
+        ([wheel((HARDEN, "data: [hard, demos]"))], "found demos, which holds demonstrations; grpo trains on problems"),
+        ([wheel((HARDEN, "data: []"))], "flywheel.round.stages[1].data: found no pool and no data set"),
+        ([wheel(("from: [train]", "from: [golden]"))], "flywheel.mine.from[0]: found golden, whose role is golden"),
+        ([wheel(("from: [train]", "from: [hard]"))], "flywheel.mine.from[0]: found hard, which is a pool"),
+        ([wheel(("from: [train]", "from: [train, train]"))], "flywheel.mine.from[1]: train is named twice"),
+        ([wheel(("from: [train]", "from: []"))], "flywheel.mine.from: found an empty list, expected at least 1 entry"),
+        ([wheel(("from: [train]", "from: [regress]")), POOL, EVALUATED], "flywheel.mine.from[0]: found regress, whose role is regression"),
+        ([wheel(("causes_from: [golden]", "causes_from: [desk.hidden]"))], "flywheel.causes_from[0]: found desk.hidden, which is not evaluated"),
+        ([wheel(("causes_from: [golden]", "causes_from: [demos]"))], "flywheel.causes_from[0]: found demos, which holds demonstrations"),
+        ([wheel(("causes_from: [golden]", "causes_from: [regress]")), POOL, EVALUATED], "flywheel.causes_from[0]: found regress, whose cases have causes already"),
+        ([wheel(("id: mend", "id: teach"))], "flywheel.round.stages[0].id: found teach, which is a stage of the main part"),
+        ([wheel(("id: harden", "id: mend"))], "flywheel.round.stages[1].id: found mend a second time"),
+        ([wheel(("id: mend,", "id: mend, from: teach,"))], "flywheel.round.stages[0].from: found 'teach', which is no earlier stage of the round"),
+        ([wheel(("id: mend,", "id: mend, tries: 2,"))], "flywheel.round.stages[0].tries: is not read by sft"),
+        ([wheel(("stages:\n", "start_from: last\n    stages:\n"))], "flywheel.round.start_from: found 'last', expected one of candidate_or_champion or candidate"),
+        ([wheel(("  round:", "  rounds: 2\n  stop: {gain_on: goldn}\n  round:"))], "flywheel.stop.gain_on: found 'goldn', expected a data set"),
+        ([wheel(("  round:", "  rounds: 2\n  stop: {gain_on: train}\n  round:"))], "flywheel.stop.gain_on: found train, which is not evaluated"),
+        ([wheel(("  round:", "  rounds: 2\n  stop: {gain_on: regress}\n  round:")), POOL, EVALUATED], "flywheel.stop.gain_on: found regress, a pool of single cases"),
+        ([wheel(("  round:", "  rounds: 2\n  round:")), ("sets: [golden]", "at_the_end: [golden]")], "flywheel: which set's success must rise for another round?"),
+        ([("  train: {", "  hard: {kind: problems, environment: desk, size: 4}\n  train: {")], "data.hard: this name is a pool's (repaired, hard, successes, anchor or regression); choose another"),
+        ([("  train: {kind: problems", "  train: {kind: pool")], "data.train.environment: unknown key here"),
+        ([POOL, ("evaluation: {sets: [golden]}", "evaluation: {sets: [golden, regress]}"), ("set: golden,", "set: regress,")], "gates.ship.require[0].metric: found success, but regress is a pool of single cases, judged by count: regressed_cases"),
+        ([POOL, ("data: [train]", "data: [regress]")], "stages[1].data[0]: found regress, whose role is regression: it judges policies and never trains them"),
+        ([POOL, ("train_on: demos", "train_on: regress")], "policy.init.tokenizer.train_on: found regress, which holds problems"),
+        ([("id: teach", "id: round1"), ("from: teach", "from: round1")], "stages[0].id: found round1, which has another meaning"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_a_flywheel(tmp_path: Path, pairs: list[tuple[str, str]], message: str) -> None:
+    lines = mistakes(tmp_path, *pairs)
+    assert any(message in line for line in lines), lines
+
+
+def test_an_anchor_needs_something_that_was_verified(tmp_path: Path) -> None:
+    only_grpo = ("  - id: teach\n    algorithm:\n      type: sft\n    data: [demos]\n", "")
+    lines = mistakes(tmp_path, WITH, only_grpo, ("    from: teach\n", ""))
+    assert any(
+        "found anchor, which nothing fills: no stage of the main part is of type sft, rft or reward_weighted" in x
+        for x in lines
+    )
+
+
+def test_an_environment_without_siblings_cannot_be_repaired(tmp_path: Path) -> None:
+    other = ("  desk: {kind: order_desk}\n", "  desk: {kind: order_desk}\n  calls: {kind: bfcl}\n")
+    data = ("  train: {", "  fc: {kind: problems, environment: calls, size: 4}\n  train: {")
+    nested = ("verifiers:", "agent: {call_format: nested}\nverifiers:")
+    lines = mistakes(tmp_path, other, data, nested, wheel(("from: [train]", "from: [train, fc]")))
+    said = (
+        "flywheel.mine.from[1]: found fc, but an environment of kind bfcl makes no siblings, which repair and hard_pool"
+    )
+    assert any(said in line for line in lines), lines
+    asks = wheel(
+        ("    argument: {do: repair, quota: 10}\n    premature_stop: {do: hard_pool}\n", ""),
+        (MEND, "data: [anchor]"), (HARDEN, "data: [train]"), ("from: [train]", "from: [train, fc]"),
+    )  # fmt: skip
+    assert load(tmp_path, other, data, nested, asks).program.flywheel is not None
+
+
+def test_what_is_odd_about_a_flywheel_is_a_warning(tmp_path: Path) -> None:
+    odd = wheel(
+        (MEND, "data: [repaired]"), ("  round:", "  stop: {no_gain_rounds: 2}\n  pools: {anchor: 5}\n  round:")
+    )  # fmt: skip
+    told = [m.text for m in load(tmp_path, odd, POOL, EVALUATED).warnings]
+    assert any("there is one round" in t for t in told)
+    assert any("no stage of the round reads anchor" in t for t in told)
+    assert any("found 1, but one run asks this gate's sets 2 times" in t for t in told)
+    no_siblings = wheel(
+        ("    argument: {do: repair, quota: 10}\n    premature_stop: {do: hard_pool}\n", ""),
+        (MEND, "data: [anchor]"), (HARDEN, "data: [train]"), ("  round:", "  siblings: {tries: 3}\n  round:"),
+    )  # fmt: skip
+    assert any("no remedy makes siblings" in m.text for m in load(tmp_path, no_siblings).warnings)
+    assert any("has no flywheel" in m.text for m in load(tmp_path, POOL, EVALUATED).warnings)
+
+
+def test_sets_that_only_a_round_reads_are_implicit_and_used(tmp_path: Path) -> None:
+    loaded = load(tmp_path, wheel(("from: [train]", "from: [desk.train]")))
+    assert "desk.train" in loaded.program.data
+    assert not [m for m in loaded.warnings if "is used by no" in m.text]
