@@ -1,8 +1,11 @@
 """`tutelage check FILE`: every mistake of a program at once, offline."""
 
 import argparse
+import gc
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from specs.errors import ProgramError
@@ -30,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
     """Check each file; the exit code is 2 where one has a mistake."""
     if args.contract is not None:
         return _contracts(args)
-    results = [_checked(name, args.settings) for name in args.program]
+    with _no_collecting():
+        results = [_checked(name, args.settings) for name in args.program]
     if args.json:
         print(json.dumps(results[0] if len(results) == 1 else results, indent=2, ensure_ascii=False))
     for result in [] if args.json else results:
@@ -41,6 +45,18 @@ def run(args: argparse.Namespace) -> int:
         else:
             _show(result)
     return 0 if all(r["ok"] for r in results) else ProgramError.exit_code
+
+
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Keep the collector still: what importing the specs makes stays, and looking through it takes 15 ms."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _contracts(args: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from flows.power import gate_powers
 from flows.resolution import environments_of, wanted_aliases
 from flows.smoke import smoke
 from specs.errors import StateError
+from specs.flywheel import HardPool, Repair
 from tests.flows.programs import MACHINE, SMALL, changed, closure, moved, nodes, plan, program
 from tests.flows.wheels import MAIN, TURNING, WHEEL
 
@@ -285,7 +286,7 @@ def test_the_smallest_form_has_one_small_round() -> None:
     assert small.flywheel is not None
     assert small.flywheel.rounds == 1
     assert small.flywheel.mine.problems == 12
-    assert max(r.quota for r in small.flywheel.remedies.values() if hasattr(r, "quota")) == 12
+    assert max(r.quota for r in small.flywheel.remedies.values() if isinstance(r, Repair | HardPool)) == 12
     from flows.compile import compile
     from tests.flows.programs import resolution
 

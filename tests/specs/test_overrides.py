@@ -28,7 +28,7 @@ def test_maps_are_merged_and_lists_replaced(tmp_path: Path) -> None:
     )
     assert loaded.program.seed == 5
     assert loaded.program.data["train"].model_dump()["size"] == 7
-    assert loaded.program.data["train"].environment == "desk"
+    assert loaded.program.data["train"].model_dump()["environment"] == "desk"
     assert loaded.sources == (tmp_path / "x.yaml", tmp_path / "base.yaml")
     assert loaded.positions["data", "train", "size"].file.endswith("x.yaml")
     assert loaded.positions["data", "train", "environment"].file.endswith("base.yaml")
