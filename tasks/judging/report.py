@@ -111,7 +111,8 @@ def _figures(data: ReportData) -> str:
 
 
 def _success(data: ReportData) -> str:
-    charts = []
+    charts: list[str] = []
+    empty: list[str] = []
     for name in _sets(data):
         stages = [s for s in data.stages if name in s.sets]
         series = [
@@ -120,6 +121,9 @@ def _success(data: ReportData) -> str:
             for values in [[_value(s.sets[name], metric) for s in stages]]
             if any(v["value"] is not None for v in values)
         ]
+        if not series:
+            empty.append(name)
+            continue
         count = stages[-1].sets[name].get("counts", {}).get("problems", 0)
         role = stages[-1].sets[name].get("role", "")
         chart = interval_chart(f"success by stage on {name}", [s.id for s in stages], series)
@@ -130,6 +134,7 @@ def _success(data: ReportData) -> str:
     key = '<span class="key"><i></i>sampled</span><span class="key hollow"><i></i>greedy</span>'
     confidence = next((s.sets[n].get("confidence") for s in data.stages for n in s.sets), 0.95)
     hint = f"Whiskers are {confidence:.0%} intervals over problems; samples of one problem count as one cluster."
+    hint += f" Not measured: {escape(', '.join(empty))}." if empty else ""
     wide = f'<div class="charts wide">{"".join(charts)}</div>'
     return f'<h2>Success by stage</h2><p class="hint">{hint}</p><p>{key}</p>{wide}{_behaviour(data)}{_types(data)}'
 
