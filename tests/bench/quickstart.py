@@ -10,7 +10,8 @@ def main() -> None:
     for seed in (17, 18, 19):
         with fresh_home() as home:
             seconds, done = tutelage("run", str(QUICKSTART), "--set", f"seed={seed}", home=home)
-            metrics = measured(home).get("eval.rl.hidden", {})
+            found = measured(home)
+            metrics = found.get("eval.harden@1.hidden") or found.get("eval.rl.hidden", {})
         rows.append(
             {
                 "seed": seed,
@@ -21,8 +22,14 @@ def main() -> None:
             }
         )
     figure = median(r["seconds"] for r in rows)
-    holds = figure < 300 and all(r["success"] and r["success"]["low"] >= 0.85 for r in rows)
-    report("quickstart", figure, "< 300 s, lower bound of hidden success >= 0.85", holds=holds, detail={"runs": rows})
+    holds = figure < 390 and all(r["success"] and r["success"]["low"] >= 0.85 for r in rows)
+    report(
+        "quickstart",
+        figure,
+        "< 390 s with a round of the flywheel, lower bound of hidden success >= 0.85",
+        holds=holds,
+        detail={"runs": rows},
+    )
 
 
 if __name__ == "__main__":
