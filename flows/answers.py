@@ -8,7 +8,7 @@ are resolved before each run, so that they are part of the gate's key and of wha
 import getpass
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,6 +20,7 @@ from specs.errors import StateError
 
 Verdict = Literal["approved", "rejected"]
 FORMAT = 1
+_SHORT = 16
 _WORDS: dict[str, str] = {"approved": "pass", "rejected": "fail"}
 
 
@@ -57,6 +58,17 @@ class HeldGate:
     sentence: str
     answer: Answer | None
 
+    @property
+    def short(self) -> str:
+        """Return as much of the evidence's digest as a person needs to name it."""
+        return self.evidence[:_SHORT]
+
+    @property
+    def words(self) -> str:
+        """Return what is asked about."""
+        candidate = "" if self.candidate is None else f", candidate {self.candidate}"
+        return f"{self.gate}{candidate}, evidence {self.short}: {self.sentence}"
+
 
 def evidence_of(record: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     """Return the digest of a gate's record and of what it read, by input."""
@@ -66,22 +78,30 @@ def evidence_of(record: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
 def held_gates(state: State, record: RunRecord) -> list[HeldGate]:
     """Return the gates that an execution left held, each with the answer that was given since."""
     known = {(a.gate, a.evidence): a for a in answers(state.home, record.program)}
-    found: list[HeldGate] = []
-    for node, end in record.nodes.items():
-        if end.get("status") != "held" or not end.get("run_key"):
-            continue
-        path = state.node(str(end["run_key"])) / "out" / "gate.json"
-        receipt = state.receipt(str(end["run_key"]))
-        try:
-            if receipt is None:
-                raise ValueError("its receipt is damaged or gone")
-            data = cast(Json, json.loads(path.read_bytes()))
-            candidate, sentence = data["candidate"], str(data["sentence"])
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise StateError(f"{path}: no usable gate record ({e}); run the program again from its gate") from e
-        evidence = evidence_of(data, receipt.inputs)
-        found.append(HeldGate(node, str(end["run_key"]), evidence, candidate, sentence, known.get((node, evidence))))
-    return found
+    held = [n for n, end in record.nodes.items() if end.get("status") == "held" and end.get("run_key")]
+    gates = [held_gate(state, node, str(record.nodes[node]["run_key"])) for node in held]
+    return [replace(g, answer=known.get((g.gate, g.evidence))) for g in gates]
+
+
+def held_gate(state: State, node: str, run_key: str) -> HeldGate:
+    """Return what a held gate asks about, from its record. StateError where that cannot be used."""
+    path = state.node(run_key) / "out" / "gate.json"
+    receipt = state.receipt(run_key)
+    try:
+        if receipt is None:
+            raise ValueError("its receipt is damaged or gone")
+        data = cast(Json, json.loads(path.read_bytes()))
+        candidate, sentence = data["candidate"], str(data["sentence"])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise StateError(f"{path}: no usable gate record ({e}); run the program again from its gate") from e
+    return HeldGate(node, run_key, evidence_of(data, receipt.inputs), candidate, sentence, None)
+
+
+def commands(program: str, gate: HeldGate) -> tuple[str, str]:
+    """Return the commands that say yes and no to exactly what a gate asks about now."""
+    name = gate.gate.removeprefix("gate.")
+    yes, no = (f"tutelage {verb} {program} {name} --evidence {gate.short}" for verb in ("approve", "reject"))
+    return yes, no
 
 
 def give(state: State, record: RunRecord, gate: HeldGate, verdict: Verdict, *, by: str, why: str) -> Answer:
@@ -159,7 +179,7 @@ def person() -> str:
 
 
 def _path(home: Path, answer: Answer) -> Path:
-    return home / "answers" / answer.program / f"{answer.gate}.{answer.evidence[:16]}.json"
+    return home / "answers" / answer.program / f"{answer.gate}.{answer.evidence[:_SHORT]}.json"
 
 
 def _read(path: Path) -> Answer:

@@ -100,7 +100,8 @@ def _first_policy(graph: Graph) -> None:
 def _report(graph: Graph, rounds: list[Json]) -> None:
     """Add the report over everything that has figures; `rounds` are the stages of rounds."""
     kinds = ("data.demonstrations", "data.problems", "data.file", "data.apart")
-    kinds += ("evaluate", "gate", "collect", "pairs", "preflight", "round.start", "cases.attribute", "cases.remedy")
+    kinds += ("evaluate", "gate", "collect", "pairs", "preflight", "cases.attribute", "cases.remedy")
+    kinds += ("round.start", "round.evidence")
     inputs = {n.id: n.id for n in graph.nodes.values() if n.kind in kinds or NODE_KINDS[n.kind].trains}
     stages = [
         {"id": s.id, "type": s.algorithm.type, "from": s.start, "policy": graph.policies[s.id]}

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from flows.nodes import NODE_KINDS, Node
 from specs.errors import StateError
@@ -23,8 +24,10 @@ def skip_reason(node: Node, inputs: dict[str, Path], results: dict[str, str]) ->
         if name not in inputs:
             return f"{node.when['node']} was skipped"
         field, expected = next((k, v) for k, v in node.when.items() if k != "node")
-        if _decision(inputs[name], field) is not expected:
-            return f"{node.when['node']} decided {field}: {json.dumps(not expected)}"
+        told = _decision(inputs[name], field)
+        if told[field] is not expected:
+            held = told.get("held")
+            return f"{held} is held" if held else f"{node.when['node']} decided {field}: {json.dumps(not expected)}"
     gone = [n for n in NODE_KINDS[node.kind].needs if n in node.inputs and n not in inputs]
     return f"{node.inputs[gone[0]]} was skipped" if gone else _nothing_to_train_on(node, inputs)
 
@@ -50,12 +53,14 @@ def pool_rows(folder: Path) -> int:
         raise StateError(f"{path}: does not say how many records the pool holds ({e}); run the round again") from e
 
 
-def _decision(folder: Path, field: str) -> bool:
+def _decision(folder: Path, field: str) -> dict[str, Any]:
+    """Return what was decided, with `held` where it is so because a node is held. StateError where it does not say."""
     for name in _DECISIONS:
         path = folder / name
         if path.exists():
-            value = json.loads(path.read_text(encoding="utf-8")).get(field)
+            told = json.loads(path.read_text(encoding="utf-8"))
+            value = told.get(field)
             if isinstance(value, bool):
-                return value
+                return told
             raise StateError(f"{path}: {field}: found {value!r}, expected true or false")
     raise StateError(f"{folder}: holds no decision, expected one of {', '.join(_DECISIONS)}")

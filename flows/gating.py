@@ -12,10 +12,10 @@ from specs.program import Program
 _PAIRED = ("no_worse_by", "better_by")
 
 
-def add_gates(graph: Graph, stages: list[str], start: str | None = None) -> None:
-    """Add every gate about the policies of `stages`; in a round, `start` is the node that it begins with."""
+def add_gates(graph: Graph, stages: list[str], evidence: str | None = None) -> None:
+    """Add every gate about the policies of `stages`; in a round, `evidence` is what was known as it began."""
     for name, gate in graph.program.gates.items():
-        _gate(graph, name, gate, candidates(graph, name, gate, stages), start)
+        _gate(graph, name, gate, candidates(graph, name, gate, stages), evidence)
 
 
 def candidates(graph: Graph, name: str, gate: Gate, stages: list[str]) -> list[str]:
@@ -32,7 +32,7 @@ def candidates(graph: Graph, name: str, gate: Gate, stages: list[str]) -> list[s
 
 
 def deciding(program: Program) -> str | None:
-    """Return the gate that decides where a round starts: the first that promotes, else the first; None without gates."""
+    """Return the gate that decides where a round starts: the one that promotes, else the first; None without gates."""
     return next((n for n, g in program.gates.items() if g.on_pass == "promote"), next(iter(program.gates), None))
 
 
@@ -41,7 +41,7 @@ def paired_sets(gate: Gate) -> list[str]:
     return list(once(r.set for r in gate.require if _needs_baseline(r)))
 
 
-def _gate(graph: Graph, name: str, gate: Gate, chosen: list[str], start: str | None) -> None:
+def _gate(graph: Graph, name: str, gate: Gate, chosen: list[str], evidence: str | None) -> None:
     sets = list(once(r.set for r in gate.require))
     baseline = _baseline(graph, name, gate)
     paired = paired_sets(gate)
@@ -52,8 +52,8 @@ def _gate(graph: Graph, name: str, gate: Gate, chosen: list[str], start: str | N
     if baseline is not None:
         graph.evaluate(baseline, paired)
         inputs |= {f"baseline.{s}": f"eval.{baseline}.{s}" for s in paired}
-    if start is not None:
-        inputs |= _round_inputs(graph, gate, sets, start)
+    if evidence is not None:
+        inputs |= _round_inputs(graph, gate, sets, evidence)
     promotable = "champion" in gate_aliases(graph.program)
     champion = graph.resolution.aliases.get("champion") if promotable else None
     known = None if champion is None else {k: champion[k] for k in ("version", "digest")}
@@ -71,9 +71,9 @@ def _gate(graph: Graph, name: str, gate: Gate, chosen: list[str], start: str | N
         graph.add(graph.part.name(f"promote.{name}"), "promote", promoted, given)
 
 
-def _round_inputs(graph: Graph, gate: Gate, sets: list[str], start: str) -> dict[str, str]:
+def _round_inputs(graph: Graph, gate: Gate, sets: list[str], evidence: str) -> dict[str, str]:
     """Return what a round's gate reads beside: the champion of that moment, and the looks that were taken before it."""
-    inputs = {"start": start} if gate.baseline.alias == "champion" else {}
+    inputs = {"evidence": evidence} if gate.baseline.alias == "champion" else {}
     earlier = [n for n in graph.nodes.values() if n.kind == "gate" and set(n.params["sets"]) & set(sets)]
     before = [n for n in earlier if n.params["name"].partition("@")[2] != str(graph.part.number)]
     return inputs | {f"earlier.{n.params['name']}": n.id for n in before}

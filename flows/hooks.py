@@ -8,12 +8,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
+from flows.answers import HeldGate, commands, held_gate
 from flows.ends import Event, NodeEnd
 from flows.resolve import expand
 from flows.state import RunRecord, State, now
-from specs.errors import ProgramError
+from specs.errors import ProgramError, StateError
 from specs.notify import Notify
 from specs.redaction import REFERENCE
 from tasks.processes import run
@@ -49,10 +51,19 @@ class Hooks:
     def __call__(self, event: Event) -> None:
         """Take in how a node ended; the hook runs in a thread of its own."""
         if event.what == "ended" and event.end is not None:
-            names, todo = self._names(event.end)
-            self.tell(names, node=event.node, reason=event.end.reason, exit_code=event.end.exit_code, todo=todo)
+            end, held = event.end, self._held(event.end)
+            names, todo = self._names(end, held)
+            self.tell(names, node=event.node, reason=end.reason, exit_code=end.exit_code, todo=todo, held=held)
 
-    def _names(self, end: NodeEnd) -> tuple[Sequence[str], str]:
+    def _held(self, end: NodeEnd) -> HeldGate | None:
+        if end.status != "held" or end.run_key is None:
+            return None
+        try:
+            return held_gate(self.state, end.node, end.run_key)
+        except StateError:  # what is wrong with it is said by `status`; that it is held is told in any case
+            return None
+
+    def _names(self, end: NodeEnd, held: HeldGate | None) -> tuple[Sequence[str], str]:
         """Return what a node's end is called, the most telling name first, and what a person may do about it."""
         program = self.record.program
         match end.status:
@@ -61,11 +72,8 @@ class Hooks:
             case "gate_failed":
                 return ("gate_failed",), f"tutelage status {program}"
             case "held":
-                gate = end.node.removeprefix("gate.")
-                return (
-                    "held",
-                    "needs_person",
-                ), f"tutelage approve {program} {gate}, or tutelage reject {program} {gate}"
+                todo = f"tutelage status {program}" if held is None else ", or ".join(commands(program, held))
+                return ("held", "needs_person"), todo
             case "completed" if end.receipt is not None and end.receipt.metrics.get("promoted"):
                 return ("promoted",), ""
             case "completed" if self._asks(end):
@@ -85,7 +93,14 @@ class Hooks:
             self.tell([_ENDS[exit_code]], exit_code=exit_code, todo=todo)
 
     def tell(
-        self, names: Sequence[str], *, node: str | None = None, reason: str = "", exit_code: int = 0, todo: str = ""
+        self,
+        names: Sequence[str],
+        *,
+        node: str | None = None,
+        reason: str = "",
+        exit_code: int = 0,
+        todo: str = "",
+        held: HeldGate | None = None,
     ) -> None:
         """Tell one happening, under the first of its names that the program asked for."""
         event = next((n for n in names if n in self.spec.on), None)
@@ -96,6 +111,8 @@ class Hooks:
             "node": node, "reason": reason, "exit_code": exit_code, "what_to_do": todo, "at": now(),
             "file": self.record.file, "home": str(self.state.home),
             "schedule": self.record.arguments.get("schedule"),
+            "evidence": None if held is None else held.evidence,
+            "candidate": None if held is None else held.candidate,
         }  # fmt: skip
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="hooks", daemon=True)
@@ -136,6 +153,8 @@ class Hooks:
             return f"{shown} did not end within {self.spec.timeout_seconds:g} s and was ended"
         except OSError as e:
             return f"{shown} cannot be run ({e.strerror})"
+        except ValueError as e:  # an argument that no program can be given
+            return f"{shown} cannot be run ({type(e).__name__})"
         if done.code == 0:
             return None
         said = self._clean((done.err or done.out).strip()[-_TAIL:])
@@ -166,16 +185,16 @@ class Hooks:
             return str(e)
         if not url.startswith(("http://", "https://")):
             return f"{name} is no address; expected http:// or https://"
-        request = urllib.request.Request(url, text.encode(), {"content-type": "application/json"})
         local = "://127.0.0.1" in url or "://localhost" in url
         opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
         try:
+            request = urllib.request.Request(url, text.encode(), {"content-type": "application/json"})
             with opener.open(request, timeout=self.spec.timeout_seconds) as reply:
                 reply.read(64)
             return None
         except urllib.error.HTTPError as e:
             return f"{name} answered {e.code}"
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, HTTPException) as e:
             return f"{name} cannot be reached ({type(e).__name__})"
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,10 @@ from pathlib import Path
 from flows import services
 from flows.leases import Lease, Process, short_lock, this_process
 from specs.errors import Interrupted, ProgramError, ServiceError
+from specs.redaction import looks_secret, secret_key
 from specs.run import VLLMSampling
 from tasks.files import DRIVER_VARIABLE
+from tasks.ownprogram import KEPT
 from tasks.policy.llama import Llama
 from tasks.policy.served import SERVER_DTYPES, export_for_server, write_served_weights
 from tasks.policy.store import LoadedPolicy, Precision
@@ -29,8 +31,11 @@ _BATCHED_TOKENS = 4096
 """Prompt tokens that a server encodes at once."""
 _BLOCK = 32
 """Tokens of a block of the prefix cache: a group's prompt is shared but for the last of these (128 on a CPU, by default)."""
-_NOT_PASSED_ON = ("OMP_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONHOME")
-"""Settings of a node's process that would slow a server of another Python, or mislead it."""
+_GIVEN = (*KEPT, "HOME", "USER", "LOGNAME", "TMPDIR", "LD_LIBRARY_PATH", "HF_HUB_OFFLINE")
+_GIVEN_BEGIN = ("LC_", "CUDA_", "NVIDIA_", "VLLM_", "OMP_")
+"""What a server gets of the environment, by name or by how the name begins; secrets are never among it."""
+_OF_A_NODE = "OMP_NUM_THREADS"
+"""Set for a node's own process; a server would be slow with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,26 +132,30 @@ class ModelServer:
         export_for_server(self._policy, Path(self.folder), self._precision, max_length=length)
         self._written = self._policy.model
         service = services.Service(self._name, f"http://{services.HOST}:{port}", port, None, [owner])
-        services.launch(home, service, self._command(port, length), python=self._python, without=_NOT_PASSED_ON)
+        services.launch(home, service, self._command(port, length), python=self._python, given=_environment())
         return service
 
     def _command(self, port: int, length: int) -> services.Command:
         spec, cache = self._spec, self._caller.home / self._name
-        arguments = {
-            "--model": self.folder,
-            "--served-model-name": str(self.model),
-            "--host": services.HOST,
-            "--port": str(port),
+        usual = {
             "--dtype": SERVER_DTYPES[self._precision],
             "--max-model-len": str(length),
             "--max-num-seqs": str(spec.in_flight),
             "--max-num-batched-tokens": str(max(_BATCHED_TOKENS, length)),
             "--block-size": str(_BLOCK),
+        }
+        # Without chunks: vLLM on a CPU ends when it cuts the prompt of a request that has a seed.
+        flags = ["--enforce-eager", "--no-enable-chunked-prefill"]
+        fixed = {
+            "--model": self.folder,
+            "--served-model-name": str(self.model),
+            "--host": services.HOST,
+            "--port": str(port),
             "--logprobs-mode": "processed_logprobs",
             "--generation-config": "vllm",
         }
-        # Without chunks: vLLM on a CPU ends when it cuts the prompt of a request that has a seed.
-        flags = ["--enforce-eager", "--no-enable-chunked-prefill", *spec.arguments]
+        # The last one of several wins: a program chooses among what is usual, and what is fixed stays.
+        words = [*_words(usual), *flags, *spec.arguments, *_words(fixed)]
         settings = {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_CPU_KVCACHE_SPACE": str(spec.cache_gb),
@@ -157,7 +166,7 @@ class ModelServer:
             "HF_HOME": str(cache / "hub"),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        return spec.server, [*(word for pair in arguments.items() for word in pair), *flags], settings
+        return spec.server, words, settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +187,16 @@ class NamedServer:
     def restart(self, reason: str) -> None:
         """Refuse: it is not ours to start."""
         raise ServiceError(f"{self.url}: {reason}; start that server again, then run the same command")
+
+
+def _words(options: Mapping[str, str]) -> list[str]:
+    return [word for pair in options.items() for word in pair]
+
+
+def _environment() -> dict[str, str]:
+    """Return what a server gets of this process's environment."""
+    kept = {k: v for k, v in os.environ.items() if k in _GIVEN or k.startswith(_GIVEN_BEGIN)}
+    return {k: v for k, v in kept.items() if k != _OF_A_NODE and not secret_key(k) and not looks_secret(v)}
 
 
 def _owner() -> Process:

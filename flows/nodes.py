@@ -68,22 +68,22 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("data.apart", 1, "flows.work.data:apart", False, estimates.apart),
     NodeKind("policy.init", 1, "flows.work.policy:init", True, estimates.init, ("path", *_PLACES)),
     NodeKind("policy.registered", 1, "flows.work.promotion:registered", False, estimates.registered, ("folder",)),
-    NodeKind("train.sft", 1, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
+    NodeKind("train.sft", 2, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
     NodeKind(
-        "collect", 2, "flows.work.supervised:collect", True, estimates.collect,
+        "collect", 3, "flows.work.supervised:collect", True, estimates.collect,
         (*_TRAINING_ONLY, *_WEIGHING_ONLY, "algorithm.rounds", *_PLACES), "collect.json",
     ),
     NodeKind(
-        "train.rft", 1, "flows.work.supervised:rft", True, estimates.rft,
+        "train.rft", 2, "flows.work.supervised:rft", True, estimates.rft,
         (*_SAMPLING_ONLY, *_PLACES, "data"), trains=True, needs=("collect",),
     ),
     NodeKind(
-        "train.reward_weighted", 1, "flows.work.supervised:weighted", True, estimates.weighted,
+        "train.reward_weighted", 2, "flows.work.supervised:weighted", True, estimates.weighted,
         (*_SAMPLING_ONLY, *_PLACES, "algorithm.require_success", "data"), trains=True, needs=("collect",),
     ),
     NodeKind("pairs", 1, "flows.work.preference:pairs", True, estimates.pairs, _PLACES),
     NodeKind(
-        "train.preference", 1, "flows.work.preference:train", True, estimates.preference,
+        "train.preference", 2, "flows.work.preference:train", True, estimates.preference,
         (*_PAIRING_ONLY, *_PLACES, "data"), trains=True, needs=("pairs",),
     ),
     NodeKind(
@@ -95,22 +95,26 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         needs=("preflight",),
     ),
     NodeKind(
-        "train.policy_gradient", 1, "flows.work.policy_gradient:train", True, estimates.policy_gradient, _PLACES,
+        "train.policy_gradient", 2, "flows.work.policy_gradient:train", True, estimates.policy_gradient, _PLACES,
         trains=True, needs=("decision",),
     ),
-    NodeKind("evaluate", 2, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES),
+    NodeKind("evaluate", 2, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES, needs=("policy",)),
     NodeKind("gate", 1, "flows.work.judging:gate", False, estimates.nothing, ()),
     NodeKind("promote", 1, "flows.work.promotion:promote", False, estimates.nothing),
     NodeKind("data.published", 1, "flows.work.published:published", False, estimates.nothing, ("version.path",)),
-    NodeKind("round.start", 1, "flows.work.rounds:start", False, estimates.started),
+    NodeKind("round.start", 2, "flows.work.rounds:start", False, estimates.started),
+    NodeKind("round.evidence", 1, "flows.work.rounds:evidence", False, estimates.started),
     NodeKind(
-        "round.choose", 1, "flows.work.rounds:choose", False, estimates.nothing, decides="decision.json",
+        "round.proceed", 1, "flows.work.rounds:proceed", False, estimates.nothing, decides="decision.json",
+    ),
+    NodeKind(
+        "round.choose", 2, "flows.work.rounds:choose", False, estimates.nothing, decides="decision.json",
     ),
     NodeKind("mine", 1, "flows.work.mining:mine", True, estimates.mine, _PLACES),
     NodeKind("cases.attribute", 1, "flows.work.flywheel:attribute", False, estimates.attribute),
-    NodeKind("cases.remedy", 1, "flows.work.remedying:remedy", False, estimates.remedy),
-    NodeKind("data.pool", 1, "flows.work.remedying:pool", False, estimates.pool),
-    NodeKind("pools.publish", 1, "flows.work.remedying:publish", False, estimates.nothing),
+    NodeKind("cases.remedy", 2, "flows.work.remedying:remedy", False, estimates.remedy),
+    NodeKind("data.pool", 2, "flows.work.remedying:pool", False, estimates.pool),
+    NodeKind("pools.publish", 2, "flows.work.remedying:publish", False, estimates.nothing),
     NodeKind("report", 1, "flows.work.judging:report", False, estimates.nothing, ("about",)),
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Published pools of a program: numbered versions, each written whole or not at all and never changed. Torch-free.
 
 `<home>/pools/<program>/<pool>/v<number>/` holds `records.jsonl` and `version.json`. The ledger of cases is kept the same
-way, as the pool `cases`.
+way, as the pool `cases`, and what rounds trained on as the pool `trained`.
 """
 
 import hashlib
@@ -18,6 +18,9 @@ from specs.strict_json import parse
 
 Json = dict[str, Any]
 CASES = "cases"
+REGRESSION = "regression"
+TRAINED = "trained"
+"""Id, type and text of every sibling that rounds made for training: none of them may be held back to judge later."""
 RECORDS = "records.jsonl"
 VERSION = "version.json"
 

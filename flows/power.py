@@ -42,7 +42,7 @@ def gate_powers(plan: Plan) -> list[GatePower]:
         if node.kind == "gate":
             gate = node.params["gate"]
             params = {**node.params, "later": [n for n in node.inputs if n.startswith("earlier.")]}
-            params["moment"] = "start" in node.inputs
+            params["moment"] = "evidence" in node.inputs
             found += [_power(params, r, plan.rows, len(gate["require"])) for r in gate["require"]]
     return found
 

@@ -269,8 +269,10 @@ def _asked(program: Program, view: StateView | None, pinned: Resolution | None) 
 
 
 def _pools(program: Program, view: StateView | None, pinned: Resolution | None) -> dict[str, Json | None]:
-    """Return what was published last of each pool that a data set names."""
-    wanted = {s.pool for n in used_data(program) if isinstance(s := program.data[n], PoolData)}
+    """Return what was published last of each pool that a data set or a round reads."""
+    wanted: set[str] = {s.pool for n in used_data(program) if isinstance(s := program.data[n], PoolData)}
+    if program.flywheel is not None:  # what its rounds held back or trained on before
+        wanted |= {pools.REGRESSION, pools.TRAINED}
     if pinned is not None and wanted <= set(pinned.pools):
         return {pool: pinned.pools[pool] for pool in sorted(wanted)}
     found = {pool: pools.newest(view.home, program.program, pool) if view else None for pool in sorted(wanted)}

@@ -1,19 +1,19 @@
 """Rounds of the flywheel to nodes: start, mine, attribute, remedy, pools, stages, gates, publish; all unrolled. Pure.
 
 A later round hangs on a `round.choose` that looks at what the rounds before it gained; each of its nodes is skipped
-where that says no.
+where that says no. Where a remedy may stop for the reward, what follows the remedies hangs on a `round.proceed`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flows.gating import add_gates, candidates, deciding, paired_sets
 from flows.graph import Graph, Part, dump, once
 from flows.nodes import Json
+from flows.pools import REGRESSION, TRAINED
 from flows.unroll import add_stage
 from specs.algorithms import SFT
 from specs.data import PoolData
-from specs.flywheel import POOLS, Flywheel, pools_read
-from specs.implicit import flywheel_sets
+from specs.flywheel import POOLS, Flywheel, StopForRewardFix, pools_read, remedies_in_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class _Before:
 
     candidates: list[str]
     gate: str | None
-    start: str | None = None
-    """Where the round before began; None after the main part."""
+    evidence: str | None = None
+    """What was known as the round before began, its champion too; None after the main part."""
 
 
 def add_rounds(graph: Graph) -> list[Json]:
@@ -39,27 +39,33 @@ def add_rounds(graph: Graph) -> list[Json]:
     for number in range(1, said.rounds + 1):
         choice = None if number == 1 else _choose(graph, said, number)
         when = None if choice is None else {"node": choice, "go": True}
-        start = _start(graph, said, number, before, when)
+        evidence = _start(graph, said, number, before, when)
         pools = {pool: f"round{number}.pool.{pool}" for pool in pools_read(said)}
         graph.part = Part(number, f"start@{number}", pools, apart, when)
-        told += _round(graph, said, start)
+        told += _round(graph, said, evidence)
         names = [graph.part.name(s.id) for s in said.round.stages]
         offered = names[-1:] if name is None else candidates(graph, name, graph.program.gates[name], names)
-        before = _Before(offered, None if name is None else graph.part.name(f"gate.{name}"), start)
-        _end(graph, said, before)
+        for policy in offered:
+            graph.evaluate(policy, _sets(graph, said))
+        before = _Before(offered, None if name is None else graph.part.name(f"gate.{name}"), evidence)
+        _end(graph, said, before, when)
         graph.part = Part()
     return told
 
 
-def _round(graph: Graph, said: Flywheel, start: str) -> list[Json]:
+def _round(graph: Graph, said: Flywheel, evidence: str) -> list[Json]:
     """Add what lies between the start of a round and its end, and return its stages for the report."""
-    _mine(graph, said, start)
-    _cases(graph, said, start)
+    _mine(graph, said)
+    _cases(graph, said, evidence)
     _remedy(graph, said)
     for pool, node in graph.part.pools.items():
         before = f"round{graph.part.number - 1}.pool.{pool}"
-        inputs = {"remedy": f"round{graph.part.number}.remedy"} | ({"earlier": before} if before in graph.nodes else {})
-        graph.add(node, "data.pool", {"pool": pool}, inputs)
+        inputs = {"remedy": f"round{graph.part.number}.remedy"}
+        if before in graph.nodes and pool != "anchor":  # each round draws all of its anchors anew
+            inputs["earlier"] = before
+        sized: Json = {"size": getattr(said.pools, pool)} if pool in ("successes", "anchor") else {}
+        graph.add(node, "data.pool", {"pool": pool, **sized}, inputs)
+    _proceed(graph, said)
     told: list[Json] = []
     stages = said.round.stages
     for index, stage in enumerate(stages):
@@ -67,12 +73,25 @@ def _round(graph: Graph, said: Flywheel, start: str) -> list[Json]:
         name = graph.part.name(stage.id)
         came = graph.part.name(stage.start or stages[index - 1].id) if index else graph.part.start
         told.append({"id": name, "type": stage.algorithm.type, "from": came, "policy": graph.policies[name]})
-    add_gates(graph, [graph.part.name(s.id) for s in stages], start)
+    add_gates(graph, [graph.part.name(s.id) for s in stages], evidence)
     return told
 
 
+def _proceed(graph: Graph, said: Flywheel) -> None:
+    """Let the rest of the round hang on the remedies where one of them may stop for the reward.
+
+    Stages hang on a decision and not on the remedies' output, which would move their keys with every case.
+    """
+    if not any(isinstance(r, StopForRewardFix) for r in remedies_in_use(said)):
+        return
+    number = graph.part.number
+    remedy = f"round{number}.remedy"
+    node = graph.add(f"round{number}.proceed", "round.proceed", {"remedy": remedy}, {"remedy": remedy})
+    graph.part = replace(graph.part, when={"node": node, "go": True})
+
+
 def _sets(graph: Graph, said: Flywheel) -> list[str]:
-    """Return the sets on which a round must know the policy that it starts from."""
+    """Return the sets on which a round must know the policies that it may start from."""
     paired = [s for g in graph.program.gates.values() for s in paired_sets(g)]
     gain = [_gain_on(graph, said)] if said.rounds > 1 else []
     pool = _pool_set(graph)
@@ -91,32 +110,33 @@ def _pool_set(graph: Graph) -> str | None:
 
 
 def _start(graph: Graph, said: Flywheel, number: int, before: _Before, when: Json | None) -> str:
-    """Add the choice of the policy that a round starts from, with its evaluations."""
+    """Add the choice of the policy that a round starts from and, apart from it, what is known as it begins.
+
+    Only `start` holds the policy, and nothing else: what trains is made anew where the policy is another one, not where
+    a gate was answered or a set has new problems. Returns the node with the evidence.
+    """
     sets = _sets(graph, said)
     champion = number == 1 and graph.registered("champion")
-    for policy in [*before.candidates, *(["champion"] if champion else [])]:
-        graph.evaluate(policy, sets)
-    inputs = {f"policy.{p}": graph.policies[p] for p in before.candidates}
-    inputs |= {f"eval.{p}.{s}": f"eval.{p}.{s}" for p in before.candidates for s in sets}
+    known = [*before.candidates, *(["champion"] if champion else [])]
+    if number == 1:  # what a round offers was evaluated in that round, and is skipped with it
+        for policy in known:
+            graph.evaluate(policy, sets)
+    inputs = {f"policy.{p}": graph.policies[p] for p in known}
     if before.gate is not None:
         inputs["gate"] = before.gate
-    if champion:
-        inputs |= {"policy.champion": graph.policies["champion"]}
-        inputs |= {f"eval.champion.{s}": f"eval.champion.{s}" for s in sets}
-    if before.start is not None:
-        inputs["before"] = before.start
+    if before.evidence is not None:
+        inputs["before"] = before.evidence
     gate = deciding(graph.program)
     params: Json = {
         "round": number,
         "start_from": said.round.start_from,
         "candidates": before.candidates,
         "champion": champion,
-        "sets": sets,
         "promotes": gate is not None and graph.program.gates[gate].on_pass == "promote",
     }
-    node = graph.add(f"round{number}.start", "round.start", params, inputs, when=when)
-    graph.policies[f"start@{number}"] = node
-    return node
+    graph.policies[f"start@{number}"] = graph.add(f"round{number}.start", "round.start", params, inputs, when=when)
+    inputs |= {f"eval.{p}.{s}": f"eval.{p}.{s}" for p in known for s in sets}
+    return graph.add(f"round{number}.evidence", "round.evidence", params | {"sets": sets}, inputs, when=when)
 
 
 def _choose(graph: Graph, said: Flywheel, number: int) -> str:
@@ -129,7 +149,7 @@ def _choose(graph: Graph, said: Flywheel, number: int) -> str:
         names = [f"{s.id}@{k}" for s in said.round.stages]
         graph.part = Part(k)
         offered[str(k)] = names[-1:] if gate is None else candidates(graph, gate, graph.program.gates[gate], names)
-        inputs[f"start.{k}"] = f"round{k}.start"
+        inputs[f"evidence.{k}"] = f"round{k}.evidence"
         inputs |= {f"eval.{k}.{p}": f"eval.{p}.{gain_on}" for p in offered[str(k)]}
         inputs |= {} if gate is None else {f"gate.{k}": f"gate.{gate}@{k}"}
     graph.part = Part()
@@ -139,6 +159,8 @@ def _choose(graph: Graph, said: Flywheel, number: int) -> str:
         "round": number, "gain_on": gain_on, "no_gain_rounds": said.stop.no_gain_rounds, "candidates": offered,
     }  # fmt: skip
     inputs |= {"previous": previous} if when is not None else {}
+    proceed = f"round{number - 1}.proceed"
+    inputs |= {"proceed": proceed} if proceed in graph.nodes else {}
     passes = "previous" if when is not None else None
     return graph.add(f"round{number}.choose", "round.choose", params, inputs, when=when, passthrough=passes)
 
@@ -154,7 +176,7 @@ def _judged(graph: Graph, sets: list[str]) -> Json:
     }
 
 
-def _mine(graph: Graph, said: Flywheel, start: str) -> None:
+def _mine(graph: Graph, said: Flywheel) -> None:
     sets = list(said.mine.sources)
     params: Json = {
         "mine": dump(said.mine),
@@ -163,11 +185,12 @@ def _mine(graph: Graph, said: Flywheel, start: str) -> None:
         **_judged(graph, sets),
         "data": dict.fromkeys(sets),
     }
+    start = graph.policies[graph.part.start]
     inputs = {"policy": start, **{f"data.{s}": f"data.{s}" for s in sets}, "apart": graph.part.apart}
     graph.add(f"round{graph.part.number}.mine", "mine", params, inputs)
 
 
-def _cases(graph: Graph, said: Flywheel, start: str) -> None:
+def _cases(graph: Graph, said: Flywheel, evidence: str) -> None:
     number, pool = graph.part.number, _pool_set(graph)
     sets = list(once([*said.mine.sources, *said.causes_from]))
     environments = graph.environments([*sets, *([pool] if pool else [])])
@@ -175,13 +198,13 @@ def _cases(graph: Graph, said: Flywheel, start: str) -> None:
         "program": graph.program.program,
         "round": number,
         "reward": dump(graph.reward),
-        "sources": {s: graph.program.data[s].role for s in sets},
+        "sources": _roles(graph, sets),
         "causes_from": list(said.causes_from),
         "regression": pool,
         "environments": environments,
         "versions": graph.versions(environments),
     }
-    inputs = {"start": start, "mined": f"round{number}.mine", **{f"data.{s}": f"data.{s}" for s in sets}}
+    inputs = {"evidence": evidence, "mined": f"round{number}.mine", **{f"data.{s}": f"data.{s}" for s in sets}}
     inputs |= {"regression": f"data.{pool}"} if pool else {}
     graph.add(f"round{number}.cases", "cases.attribute", params, inputs)
 
@@ -209,16 +232,30 @@ def _remedy(graph: Graph, said: Flywheel) -> None:
         main = [n for n in graph.nodes.values() if n.kind == "collect" and "@" not in n.id]
         inputs |= {f"collect.{n.id}": n.id for n in main}
     inputs |= {f"earlier.{k}": f"round{k}.remedy" for k in range(1, number)}
+    inputs |= {f"published.{pool}": _published(graph, pool) for pool in (REGRESSION, TRAINED)}
     graph.add(f"round{number}.remedy", "cases.remedy", params, inputs)
+
+
+def _published(graph: Graph, pool: str) -> str:
+    """Return the node that holds a pool as earlier executions published it; the first round adds it."""
+    known = _pool_set(graph)
+    if pool == REGRESSION and known is not None:
+        return f"data.{known}"
+    node = f"round1.published.{pool}"
+    if node in graph.nodes:
+        return node
+    params: Json = {"name": pool, "pool": pool, "version": graph.resolution.pools.get(pool)}
+    return graph.add(node, "data.published", params, {}, seed=0)
 
 
 def _training(graph: Graph) -> list[str]:
     """Return every data set that trains, in the main part or in rounds, or is mined."""
-    program = graph.program
+    program, said = graph.program, graph.program.flywheel
     names = [n for s in program.stages for n in s.data]
     if program.policy.init.kind == "scratch":
         names.append(program.policy.init.tokenizer.train_on)
-    names += [n for n in flywheel_sets(program) if n not in POOLS]
+    if said is not None:
+        names += [*said.mine.sources, *(n for s in said.round.stages for n in s.data if n not in POOLS)]
     return [n for n in once(names) if program.data[n].role == "train"]
 
 
@@ -226,7 +263,14 @@ def _evaluating(graph: Graph) -> list[str]:
     program = graph.program
     asked = [*program.evaluation.sets, *program.evaluation.at_the_end]
     asked += [r.set for g in program.gates.values() for r in g.require]
-    return [n for n in once(asked) if n not in _training(graph)]
+    return list(once(asked))
+
+
+def _roles(graph: Graph, sets: list[str]) -> Json:
+    """Return the roles of sets as cases have them: what is evaluated judges, whatever role it was declared with."""
+    judging = _evaluating(graph)
+    known = {s: graph.program.data[s].role for s in sets}
+    return {s: "golden" if s in judging and role == "train" else role for s, role in known.items()}
 
 
 def _apart(graph: Graph) -> str:
@@ -234,13 +278,17 @@ def _apart(graph: Graph) -> str:
     seen = {name.removeprefix("train.") for name in graph.nodes["data.apart"].inputs}
     if set(_training(graph)) <= seen:
         return "data.apart"
-    inputs = {f"train.{n}": f"data.{n}" for n in _training(graph)}
-    inputs |= {f"eval.{n}": f"data.{n}" for n in _evaluating(graph)}
+    judging = _evaluating(graph)  # what judges may still have given the tokenizer its texts; no stage trains on it
+    inputs = {f"train.{n}": f"data.{n}" for n in _training(graph) if n not in judging}
+    inputs |= {f"eval.{n}": f"data.{n}" for n in judging}
     return graph.add("data.apart.rounds", "data.apart", {"apart": dump(graph.program.apart)}, inputs)
 
 
-def _end(graph: Graph, said: Flywheel, done: _Before) -> None:
-    """Add what closes a round: the causes that are left, and the publication of what it learnt."""
+def _end(graph: Graph, said: Flywheel, done: _Before, when: Json | None) -> None:
+    """Add what closes a round: the causes that are left, and the publication of what it learnt.
+
+    The ledger of cases is published also where the remedies stopped for the reward: `when` is the round's own condition.
+    """
     number, pool = graph.part.number, _pool_set(graph)
     inputs = {"remedy": f"round{number}.remedy", "cases": f"round{number}.cases"}
     if said.causes_from:
@@ -251,7 +299,19 @@ def _end(graph: Graph, said: Flywheel, done: _Before) -> None:
         inputs["earlier"] = f"data.{pool}"
     if number > 1:
         inputs["previous"] = f"round{number - 1}.publish"
-    params: Json = {"program": graph.program.program, "round": number}
+    if (proceed := f"round{number}.proceed") in graph.nodes:
+        inputs["proceed"] = proceed
+    graph.part = replace(graph.part, when=when)
+    stages, told = said.round.stages, list[Json]()
+    inputs["start"] = f"round{number}.start"
+    for index, stage in enumerate(stages):
+        came = stage.start or stages[index - 1].id if index else None
+        inputs[f"stage.{stage.id}"] = graph.policies[graph.part.name(stage.id)]
+        told.append({
+            "id": f"stage.{stage.id}", "from": "start" if came is None else f"stage.{came}",
+            "pools": [n for n in stage.data if n in graph.part.pools],
+        })  # fmt: skip
+    params: Json = {"program": graph.program.program, "round": number, "stages": told}
     graph.add(f"round{number}.publish", "pools.publish", params, inputs)
 
 
@@ -265,7 +325,7 @@ def _after(graph: Graph, said: Flywheel, policy: str) -> str:
         "round": graph.part.number,
         "after": True,
         "reward": dump(graph.reward),
-        "sources": {s: graph.program.data[s].role for s in sets},
+        "sources": _roles(graph, sets),
         "causes_from": sets,
         "regression": None,
         "environments": environments,

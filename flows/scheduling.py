@@ -13,9 +13,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from flows.answers import commands, held_gates
 from flows.durable import write_durable, write_json
 from flows.leases import Lease, Process, process_from, this_process
 from flows.state import HOME_VARIABLE, RunRecord, State
+from specs.errors import StateError
 
 NAMES = {
     "completed": ("COMPLETED", "Completed"),
@@ -84,15 +86,23 @@ def ended_state(state: State, program: str, code: int, said: str) -> Any:
         return state_named(outcome, text)
     if code == 0 and all(e.get("status") in ("reused", "skipped") for e in record.nodes.values()):
         return state_named("nothing", f"execution {record.execution}: everything is as it was")
-    return state_named(outcome, _sentence(record, outcome))
+    return state_named(outcome, _sentence(state, record, outcome))
 
 
-def _sentence(record: RunRecord, outcome: str) -> str:
+def _sentence(state: State, record: RunRecord, outcome: str) -> str:
     statuses = [str(e.get("status")) for e in record.nodes.values()]
     parts = [f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses)]
     why = [f"{n}: {e.get('reason')}" for n, e in record.nodes.items() if e.get("status") == outcome and e.get("reason")]
-    todo = f"; answer with `tutelage approve {record.program}` or `reject`" if outcome == "held" else ""
-    return f"execution {record.execution}: {', '.join(parts)}{'; ' if why else ''}{'; '.join(why[:3])}{todo}"
+    todo = [_how_to_answer(state, record)] if outcome == "held" else []  # before the reasons: a long message is cut
+    return f"execution {record.execution}: {'; '.join([', '.join(parts), *todo, *why[:3]])}"
+
+
+def _how_to_answer(state: State, record: RunRecord) -> str:
+    try:
+        held = held_gates(state, record)
+    except StateError:  # `status` says what is wrong with it
+        return f"see `tutelage status {record.program}`"
+    return "; ".join("answer with `{}` or `{}`".format(*commands(record.program, gate)) for gate in held)
 
 
 # --- attempts

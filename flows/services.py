@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -308,17 +308,16 @@ def _launch(home: Path, name: str, port: int, *, keep: bool) -> Service:
 
 
 def launch(
-    home: Path, service: Service, command: Command, *, python: str | None = None, without: Collection[str] = ()
+    home: Path, service: Service, command: Command, *, python: str | None = None, given: Mapping[str, str] = os.environ
 ) -> None:
     """Start a server, in another Python where one is named, and save its record. The caller holds the services' lock.
 
-    It inherits the environment but for what is `without`.
+    Its environment is what it is `given`, and the settings of tutelage.
     """
     name, (module, arguments, settings) = service.name, command
     (home / name).mkdir(parents=True, exist_ok=True)
     _save(home, service)
-    kept = {k: v for k, v in os.environ.items() if k not in without}
-    environment = {k: v for k, v in kept.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
+    environment = {k: v for k, v in given.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
     keeper = [sys.executable, "-m", "flows.keeper"] if python is None else [python, "-c", _KEEPER_ELSEWHERE]
     keeping = [*keeper, str(_record(home, name)), module, *arguments]
     with _log(home, name).open("wb") as log:

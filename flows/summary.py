@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flows.answers import held_gates
+from flows.answers import commands, held_gates
 from flows.live import duration, figures_text
 from flows.nodes import Plan
 from flows.registry import champion
@@ -99,13 +99,12 @@ def _held(state: State, record: RunRecord) -> list[dict[str, Any]]:
         return [{"gate": "?", "answer": None, "text": str(e)}]
     found: list[dict[str, Any]] = []
     for gate in held:
-        name = gate.gate.removeprefix("gate.")
-        ask = (
-            f"waits for a person: tutelage approve {record.program} {name}, or tutelage reject {record.program} {name}"
-        )
+        yes, no = commands(record.program, gate)
+        ask = f"waits for a person: {yes}\n  or: {no}"
         said = None if gate.answer is None else asdict(gate.answer)
         text = ask if gate.answer is None else f"{gate.answer.sentence}; the next run acts on it"
-        found.append({"gate": gate.gate, "answer": said, "text": f"{gate.gate} {text}"})
+        about = {"candidate": gate.candidate, "evidence": gate.evidence}
+        found.append({"gate": gate.gate, **about, "answer": said, "text": f"{gate.gate} {text}"})
     return found
 
 

@@ -22,7 +22,7 @@ class ExternalAgent(Command):
     """An agent of your own: a program that is run once per episode against a gateway (docs/bring_your_own.md)."""
 
     kind: Literal["external"]
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     call_format: Literal["flat", "nested"] = "flat"
     """How the policy writes a call where the agent offers tools in a chat."""
     max_new_tokens: Count = 40

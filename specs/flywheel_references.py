@@ -28,6 +28,7 @@ def flywheel(c: Checks) -> None:
     _siblings(c, said)
     _stop(c, said)
     _looks(c, said)
+    _one_promotes(c)
 
 
 def _mined(c: Checks, said: Flywheel) -> None:
@@ -146,6 +147,15 @@ def _looks(c: Checks, said: Flywheel) -> None:
             text = f"found {gate.looks}, but one run asks this gate's sets {1 + said.rounds} times: for the main part and for"
             more = "each round" if said.rounds > 1 else "the round"
             c.odd(("gates", name, "looks"), f"{text} {more}; expected at least as many")
+
+
+def _one_promotes(c: Checks) -> None:
+    """Report a second gate that promotes: a round would begin without what that one promoted."""
+    first, *others = [n for n, gate in c.program.gates.items() if gate.on_pass == "promote"] or [""]
+    for name in others:
+        text = f"found promote, but {first} promotes already, and rounds start from and are compared with what one gate promotes"
+        more = f"write on_pass: nothing, or move the requirements of {name} into {first}"
+        c.wrong(("gates", name, "on_pass"), f"{text}; {more}")
 
 
 def _stop(c: Checks, said: Flywheel) -> None:

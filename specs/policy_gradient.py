@@ -19,6 +19,12 @@ def _in_order(band: tuple[float, float] | None, name: str) -> None:
         raise ValueError(f"{name}: found {list(band)}, expected the lower ratio first")
 
 
+def _unread(spec: Spec, name: str, why: str) -> None:
+    """Refuse a setting that another one makes idle; its default passes, as a stored spec has every field."""
+    if getattr(spec, name) != type(spec).model_fields[name].default:
+        raise ValueError(f"{name} is not read {why}")
+
+
 class Correction(Spec):
     """Constant weights for the difference between the trainer's logprobs before the update and the sampler's.
 
@@ -92,6 +98,12 @@ class PolicyGradient(Spec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _kl_is_read(self) -> Self:
+        if self.kl_coef == 0:
+            _unread(self, "kl", "with kl_coef: 0; give kl_coef a weight or leave kl out")
+        return self
+
 
 class OnePass(Spec):
     """An algorithm without an importance ratio: a second pass over a batch would be biased."""
@@ -155,6 +167,12 @@ class GRPO(PolicyGradient, Clipped):
     """What a reward's distance from its group's mean is divided by."""
     std_floor: Positive = 1e-6
     """Added to the standard deviation."""
+
+    @model_validator(mode="after")
+    def _floor_is_read(self) -> Self:
+        if self.scale_rewards == "none":
+            _unread(self, "std_floor", "with scale_rewards: none, which divides by nothing")
+        return self
 
 
 class DrGRPO(PolicyGradient, Clipped):
@@ -249,6 +267,12 @@ class TurnCredit(Spec):
     std_floor: Positive = 1e-6
     """Added to the standard deviation."""
 
+    @model_validator(mode="after")
+    def _floor_is_read(self) -> Self:
+        if self.scale_rewards == "none":
+            _unread(self, "std_floor", "with scale_rewards: none, which divides by nothing")
+        return self
+
 
 class GiGPO(PolicyGradient, Clipped, TurnCredit):
     """Group in group: turns that start from the same state are compared by what they led to."""
@@ -307,6 +331,22 @@ class ValueBased(Spec):
             )
         return self
 
+    @model_validator(mode="after")
+    def _lambda_is_read(self) -> Self:
+        if self.length_adaptive is not None:
+            _unread(self, "gae_lambda", "with length_adaptive, which stands in its place; write length_adaptive: null")
+        return self
+
+    @model_validator(mode="after")
+    def _kl_keeps_its_weight(self) -> Self:
+        in_reward = getattr(self, "kl", None) == "k1_in_reward" and getattr(self, "kl_coef", 0.0) > 0
+        if in_reward and self.whiten:
+            raise ValueError(
+                "kl: k1_in_reward is taken off advantages that whiten has scaled, so kl_coef would not be its weight; "
+                "write kl: k2, k3 or k3_plus, or whiten: false"
+            )
+        return self
+
 
 class PPO(PolicyGradient, Clipped, ValueBased):
     """Clipped policy gradient on advantages from a critic."""
@@ -350,6 +390,15 @@ class SAO(PolicyGradient, ValueBased, OnePass):
     """Lambda of what the critic learns; that of the advantages where left out."""
     whiten: Flag = False
     """Shift and scale the step's advantages to a mean of 0 and a variance of 1."""
+
+    @model_validator(mode="after")
+    def _ratio_is_to_the_sampler(self) -> Self:
+        if self.correction is not None:
+            raise ValueError(
+                "correction would be applied twice: the ratio of sao is pi / sampler already, so the engines' difference "
+                "is in it, and drift_low and drift_high bound it; leave correction out"
+            )
+        return self
 
 
 PolicyGradientAlgorithm = REINFORCE | RLOO | GRPO | DrGRPO | DAPO | GSPO | CISPO | GiGPO | G2PO | PPO | TurnPPO | SAO

@@ -1,10 +1,38 @@
 """The execution half of a program: never part of any content key."""
 
+import ipaddress
+import re
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from specs.base import Count, Positive, Spec
+
+_OURS = ("--host", "--port", "--model", "--served-model-name", "--api-key", "--logprobs-mode", "--generation-config")
+"""Options of a server that no program may choose: others would reach it, or what it samples would not be the policy's."""
+
+
+def _local(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port  # ValueError where the port is none
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise ValueError(
+            f"found {url!r}, expected http:// and a host of the loopback (127.0.0.1, [::1] or localhost): the server "
+            "takes weights and requests from everybody, without a password; bring a server elsewhere here by a tunnel"
+        )
+    return url
+
+
+def _argument(word: str) -> str:
+    name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
+    if name.startswith("--") and any(ours.startswith(name) for ours in _OURS):  # or what it is short for
+        raise ValueError(f"found {name}, expected none of what tutelage sets itself ({', '.join(_OURS)}); leave it out")
+    return word
 
 
 class LocalSampling(Spec):
@@ -17,14 +45,14 @@ class VLLMSampling(Spec):
     """The policy is sampled from a vLLM server, which gets every new version of its weights."""
 
     kind: Literal["vllm"]
-    url: Annotated[str, Field(pattern=r"^http://[A-Za-z0-9.:\[\]-]+/?$")] | None = None
-    """A server that runs already and reads this machine's files; one is started on the loopback where left out."""
+    url: Annotated[str, Field(pattern=r"^http://[A-Za-z0-9.:\[\]-]+/?$"), AfterValidator(_local)] | None = None
+    """A server on the loopback that runs already and reads this machine's files; one is started where left out."""
     python: Annotated[str, Field(min_length=1)] = ".venv-vllm/bin/python"
     """Interpreter with vLLM in it, which `make vllm` installs; a path from here, or from where tutelage is installed."""
     server: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")] = "vllm.entrypoints.openai.api_server"
     """Module that is the server; another one must speak the same HTTP API."""
-    arguments: list[str] = []
-    """More arguments of the server, such as `--tensor-parallel-size=2`."""
+    arguments: list[Annotated[str, AfterValidator(_argument)]] = []
+    """More arguments of the server, such as `--tensor-parallel-size=2`; not its address, model, key or kind of logprobs."""
     in_flight: Count = 64
     """Requests that the server gets at once."""
     cache_gb: Annotated[int, Field(ge=1, le=1024)] = 2

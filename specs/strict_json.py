@@ -2,15 +2,29 @@
 
 import json
 import math
+import re
 from typing import Any
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape that may be half of a character."""
 
 
 def parse(text: str) -> Any:
-    """Return the value of a JSON text. ValueError for NaN, infinities, repeated keys, and nesting without end."""
+    """Return the value of a JSON text.
+
+    ValueError for NaN, infinities, repeated keys, lone surrogates, and nesting without end.
+    """
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        text.encode()
+        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        if _HALF.search(text):
+            json.dumps(data, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
+    except UnicodeEncodeError as e:
+        half = f"\\u{ord(e.object[e.start]):04x}"
+        raise ValueError(f"a lone surrogate ({half}), which is no character and cannot be written") from None
+    return data
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

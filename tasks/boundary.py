@@ -35,7 +35,12 @@ def boundary(where: str, work: Callable[[], T]) -> T | Failure:
     except Exception as e:  # noqa: BLE001 - this is the boundary
         frames = traceback.extract_tb(e.__traceback__)
         place = f"{frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "unknown place"
-        return Failure(where, type(e).__name__, str(e)[:2000], place)
+        return Failure(where, type(e).__name__, _writable(str(e)[:2000]), place)
+
+
+def _writable(text: str) -> str:
+    """Return a text that can be written to a file: lone surrogates as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def reason_of(error: Exception) -> str:

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SUBREAPER, _DEATH_SIGNAL = 36, 1  # prctl
+_DEAF = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What a program may send to its own group; the guard outlives it and says how it ended."""
 _REAP_SECONDS = 2.0
 
 
-def main(life: int, limits: dict[str, int], command: list[str]) -> int:
-    """Run the command; return its status, 128 and more where a signal ended it."""
+def main(life: int, limits: dict[str, int], command: list[str]) -> tuple[int, bool]:
+    """Run the command; return its status, 128 and more where a signal ended it, and whether all that it left is gone."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
     if prctl is not None:
         prctl(_SUBREAPER, 1, 0, 0, 0)  # what the program leaves behind becomes a child of this process
@@ -31,6 +33,8 @@ def main(life: int, limits: dict[str, int], command: list[str]) -> int:
     os.set_blocking(ring, False)
     signal.set_wakeup_fd(ring)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in _DEAF:
+        signal.signal(number, signal.SIG_IGN)
     pid = os.fork()
     if pid == 0:
         _become(life, limits, command, prctl)
@@ -38,20 +42,24 @@ def main(life: int, limits: dict[str, int], command: list[str]) -> int:
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     status = _wait(pid, life, awake)
-    _end_all(pid)
-    return status if status >= 0 else 128 - status
+    gone = _end_all(pid)
+    return status if status >= 0 else 128 - status, gone
 
 
 def _become(life: int, limits: dict[str, int], command: list[str], prctl: "Callable[..., int] | None") -> None:
-    """Turn this process into the program, in a session of its own; 127 where that cannot be."""
+    """Turn this process into the program; 127 where that cannot be.
+
+    It stays in the guard's group, so that the owner reaches what it started also where the guard was killed.
+    """
     try:
-        os.setsid()
         os.close(life)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGPIPE):
+        for number in (signal.SIGCHLD, signal.SIGPIPE, *_DEAF):
             signal.signal(number, signal.SIG_DFL)
         if prctl is not None:
             prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        else:
+            os.setsid()
         for name, value in limits.items():
             kind = getattr(resource, name)
             hard = resource.getrlimit(kind)[1]
@@ -74,14 +82,15 @@ def _wait(pid: int, life: int, awake: int) -> int:
         if found == pid:
             return os.waitstatus_to_exitcode(status)
         if life in ready and not os.read(life, 1):
-            _signal(os.killpg, pid)
+            _signal(os.kill, pid)
             _, status = os.waitpid(pid, 0)
             return os.waitstatus_to_exitcode(status)
 
 
-def _end_all(pid: int) -> None:
-    """End the program's group and whatever else it left, for at most two seconds."""
-    _signal(os.killpg, pid)
+def _end_all(pid: int) -> bool:
+    """End what the program left, for at most two seconds: each process, for this one is of the same group."""
+    if sys.platform != "linux":
+        _signal(os.killpg, pid)
     until = time.monotonic() + _REAP_SECONDS
     while time.monotonic() < until:
         try:
@@ -90,7 +99,8 @@ def _end_all(pid: int) -> None:
                     _signal(os.kill, child)
                 time.sleep(0.005)
         except ChildProcessError:
-            return
+            return True
+    return False
 
 
 def _children() -> list[int]:
@@ -128,6 +138,8 @@ def _signal(call: "Callable[[int, int], None]", pid: int) -> None:
 
 if __name__ == "__main__":
     asked = dict(part.split("=") for part in sys.argv[2].split(",") if part)
-    code = main(int(sys.argv[1]), {name: int(value) for name, value in asked.items()}, sys.argv[4:])
+    code, clean = main(int(sys.argv[1]), {name: int(value) for name, value in asked.items()}, sys.argv[4:])
     _remove(sys.argv[3])
+    if not clean:  # it starts processes faster than they can be ended one by one
+        os.killpg(0, signal.SIGKILL)
     sys.exit(code)

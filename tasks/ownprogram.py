@@ -41,6 +41,8 @@ class Launch:
     limits: Limits
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     """File -> digest that it must have."""
+    folders: tuple[str, ...] = ()
+    """Folders that it consists of, which must hold the files that are listed in `files` and no others."""
     reported: str | None = None
     """Version that it must report; None where any will do."""
 
@@ -55,32 +57,45 @@ def launch_of(name: str, spec: Command, folder: Path | None = None) -> Launch:
         seconds=spec.timeout_seconds,
         limits=spec.limits,
         files=found.files if found is not None else {},
+        folders=tuple(n for n in spec.files if n not in found.files) if found is not None else (),
         reported=found.reported if found is not None else None,
     )
 
 
 def file_digests(spec: Command, folder: Path, more: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the digest of each file that a command names and of its `files`; ProgramError where one is not there."""
-    named = [word for word in spec.command if "\0" not in word and (folder / word).is_file() and _beside(word)]
+    named = [w for w in spec.command if "\0" not in w and (folder / w).is_file() and not _interpreter(w)]
     found: dict[str, str] = {}
     for name in dict.fromkeys([*named, *spec.files, *more]):
         path = folder / name
         if path.is_dir():
-            inner = [p for p in sorted(path.rglob("*")) if p.is_file() and not set(p.parts) & set(_IGNORED)]
-            found |= {f"{name.rstrip('/')}/{p.relative_to(path).as_posix()}": _digest(p) for p in inner}
+            found |= {inner: _digest(folder / inner) for inner in _listed(folder, name)}
         else:
             found[name] = _digest(path)
     return found
 
 
-def _beside(word: str) -> bool:
-    """Say whether a word names a file of the user's, and not an interpreter's binary somewhere else."""
-    return not Path(word).is_absolute() or Path(word).suffix != ""
+def _listed(folder: Path, name: str) -> list[str]:
+    """Return the files of a declared folder, named as keys name them."""
+    path = folder / name
+    inner = [p for p in sorted(path.rglob("*")) if p.is_file() and not set(p.relative_to(path).parts) & set(_IGNORED)]
+    return [f"{name.rstrip('/')}/{p.relative_to(path).as_posix()}" for p in inner]
+
+
+def _interpreter(word: str) -> bool:
+    """Say whether a word is a binary that PATH finds: what is installed, and no file of the user's."""
+    path = Path(word)
+    if not path.is_absolute() or str(path.parent) not in os.get_exec_path():
+        return False
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(2) != b"#!"
+    return False
 
 
 def _digest(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as e:
         raise ProgramError(f"{path}: cannot be read ({e.strerror}); expected a file of the program") from e
 
@@ -156,7 +171,12 @@ def environment(home: Path, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_files(launch: Launch) -> None:
-    """Raise StateError where a file of the program is not the one that was resolved."""
+    """Raise StateError where a file of the program is not the one that was resolved, or is new in a folder of it."""
+    for new in (n for name in launch.folders for n in _listed(launch.folder, name) if n not in launch.files):
+        raise StateError(
+            f"{launch.name}: {new} was added after the run was planned, so its results would be another program's; "
+            "run the same command again, and have the program write elsewhere than into a folder of its `files`"
+        )
     for name, digest in launch.files.items():
         path = launch.folder / name
         if not path.is_file() or _digest(path) != digest:

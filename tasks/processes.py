@@ -5,6 +5,7 @@ The only module that starts or signals a process (a nursery forks its own). Whoe
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,6 +20,9 @@ Child = subprocess.Popen[bytes]
 PIPE = subprocess.PIPE
 NOTHING = subprocess.DEVNULL
 TO_STDOUT = subprocess.STDOUT
+MOST = 16 * 2**20
+"""Bytes of each stream that are kept of a program that is run to its end."""
+_CHUNK, _PIPE = 2**16, 2**20
 _POLL = 0.01
 _REAP_SECONDS = 2.0
 
@@ -121,6 +125,7 @@ class Done:
 
     code: int
     out: str
+    """What it wrote, up to `MOST`; where there was more, a last line says how much was left out."""
     err: str
 
 
@@ -132,18 +137,81 @@ def run(
     env: Mapping[str, str] | None = None,
     text: str = "",
 ) -> Done:
-    """Run a program to its end with `text` as its input. OSError where it is not there, TimeoutError after `seconds`."""
+    """Run a program to its end with `text` as its input. OSError where it is not there, TimeoutError after `seconds`.
+
+    What it started and left behind is ended with it.
+    """
     child = spawn(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=cwd, env=env)
     try:
-        out, err = child.communicate(text.encode(), timeout=seconds)
-    except subprocess.TimeoutExpired as e:
-        raise TimeoutError(f"{' '.join(command[-3:])}: no end after {seconds:.0f} s") from e
+        heard = _converse(child, text.encode(), time.monotonic() + seconds)
+        if heard is None:
+            raise TimeoutError(f"{' '.join(command[-3:])}: no end after {seconds:.0f} s")
     finally:
         end(child)
         for stream in (child.stdin, child.stdout, child.stderr):
             if stream is not None:
                 stream.close()
-    return Done(child.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+    return Done(child.returncode, *(h.text() for h in heard))
+
+
+class _Heard:
+    """The beginning of what a program wrote to a stream."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        os.set_blocking(stream.fileno(), False)
+        self.stream, self.kept, self.left_out, self.open = stream, bytearray(), 0, True
+
+    def read(self) -> bool:
+        """Take what there is; return whether there was anything."""
+        try:
+            data = os.read(self.stream.fileno(), _CHUNK)
+        except BlockingIOError:
+            return False
+        room = max(0, MOST - len(self.kept))
+        self.kept += data[:room]
+        self.left_out += len(data[room:])
+        self.open = bool(data)
+        return self.open
+
+    def text(self) -> str:
+        """Return it, and how much of it was left out."""
+        more = f"\n[{self.left_out} further bytes were left out]" if self.left_out else ""
+        return self.kept.decode(errors="replace") + more
+
+
+def _converse(child: Child, out: bytes, until: float) -> list[_Heard] | None:
+    """Write to a program and hear it until it has ended, whoever else still holds its pipes; None where it is late."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    os.set_blocking(child.stdin.fileno(), False)
+    heard = [_Heard(child.stdout), _Heard(child.stderr)]
+    while child.poll() is None:
+        if time.monotonic() > until:
+            return None
+        readers = {h.stream: h for h in heard if h.open}
+        ready, writable, _ = select.select(readers, [child.stdin] if out else [], [], _POLL)
+        for stream in ready:
+            readers[stream].read()
+        if writable:
+            out = _written(child.stdin.fileno(), out)
+        if not out and not child.stdin.closed:
+            child.stdin.close()
+    for h in heard:
+        for _ in range(_PIPE // _CHUNK):  # what it had written before it ended, and not what others go on writing
+            if not h.open or not h.read():
+                break
+    return heard
+
+
+def _written(target: int, out: bytes) -> bytes:
+    """Write what fits and return the rest; nothing is left for a program that reads no more."""
+    try:
+        return out[os.write(target, out[:_CHUNK]) :]
+    except BlockingIOError:
+        return out
+    except BrokenPipeError:
+        return b""
 
 
 # --- ending

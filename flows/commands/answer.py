@@ -2,26 +2,34 @@
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import asdict
 
 from flows import answers
 from flows.answers import Answer, HeldGate, Verdict
 from flows.commands.status import last_record
-from flows.state import State, find_home
+from flows.state import RunRecord, State, find_home
 from specs.errors import ServiceError, UsageError
 
 EXAMPLES = {
-    "approve": 'tutelage approve quickstart ship --reason "read fifty conversations"',
-    "reject": 'tutelage reject quickstart ship --reason "it invents order numbers"',
+    "approve": 'tutelage approve quickstart ship --evidence 3f9a1c0b52d74e88 --reason "read fifty conversations"',
+    "reject": 'tutelage reject quickstart ship --evidence 3f9a1c0b52d74e88 --reason "it invents order numbers"',
 }
 _VERDICTS: dict[str, Verdict] = {"approve": "approved", "reject": "rejected"}
+_PREFIX = re.compile(r"[0-9a-f]{8,64}")
 
 
 def configure(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the arguments."""
     parser.add_argument("program", metavar="PROGRAM", help="name or file of the program")
     parser.add_argument("gate", nargs="?", help="the gate; may be left out where one alone is held")
+    parser.add_argument(
+        "--evidence",
+        metavar="DIGEST",
+        help="the evidence that was looked at, as `status` names it (8 digits or more); refused where the gate asks "
+        "about another by now",
+    )
     parser.add_argument("--reason", metavar="TEXT", default="", help="why; it is stored")
     parser.add_argument("--by", metavar="NAME", help="who says so (default: who is logged in)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -33,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
     record = last_record(state, args.program)
     held = answers.held_gates(state, record)
     gate = _chosen(held, record.program, args.gate)
+    _check_evidence(args.evidence, gate, record)
+    if not args.json:
+        print(f"{record.program}: {gate.words}", flush=True)
     known = gate.answer is not None
     verdict = _VERDICTS[args.command]
     answer = answers.give(state, record, gate, verdict, by=args.by or answers.person(), why=args.reason)
@@ -63,6 +74,21 @@ def _chosen(held: list[HeldGate], program: str, wanted: str | None) -> HeldGate:
         if wanted in (gate.gate, gate.gate.removeprefix("gate.")):
             return gate
     raise UsageError(f"{program}: no held gate is called {wanted!r}; held: {', '.join(names)}")
+
+
+def _check_evidence(wanted: str | None, gate: HeldGate, record: RunRecord) -> None:
+    """Raise UsageError where a newer run asks about other evidence than was looked at."""
+    if wanted is None:
+        return
+    prefix = wanted.lower()
+    if not _PREFIX.fullmatch(prefix):
+        raise UsageError(f"--evidence: found {wanted!r}, expected the first 8 to 64 hexadecimal digits of a digest")
+    if not gate.evidence.startswith(prefix):
+        yes, no = answers.commands(record.program, gate)
+        raise UsageError(
+            f"{record.program}: --evidence {wanted!r} is not what {gate.gate} asks about now, so nothing was stored. "
+            f"Held since execution {record.execution}: {gate.words}. Look at that, then {yes}, or {no}"
+        )
 
 
 def _show(state: State, answer: Answer) -> str | None:

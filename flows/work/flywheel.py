@@ -43,14 +43,14 @@ def _judged(node: NodeContext) -> Iterator[tuple[str, list[Trajectory]]]:
             mined[names[trajectory.problem_id]].append(trajectory)
         yield from mined.items()
     for name in node.params["causes_from"]:
-        folder = node.inputs.get(f"evaluated.{name}") or node.inputs["start"] / "evaluations" / name
+        folder = node.inputs.get(f"evaluated.{name}") or node.inputs["evidence"] / "evaluations" / name
         yield name, list(read_shards(folder / "trajectories"))
 
 
 def _regression(node: NodeContext) -> dict[str, bool]:
     """Return, by problem of the regression pool, whether the round's start policy solves it greedily."""
     name = node.params.get("regression")
-    folder = node.inputs["start"] / "evaluations" / name if name and "start" in node.inputs else None
+    folder = node.inputs["evidence"] / "evaluations" / name if name and "evidence" in node.inputs else None
     if folder is None or not (folder / "greedy").is_dir():
         return {}
     tries = read_shards(folder / "greedy")

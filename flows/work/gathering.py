@@ -118,7 +118,7 @@ def _stages(stages: list[dict[str, Any]], evaluations: dict[tuple[str, str], Eva
 
 def _trained(found: _Inputs) -> list[str]:
     having = found.having("policy")
-    return [n for n in having if not n.startswith("policy.") and not (found.nodes[n] / "start.json").exists()]
+    return [n for n in having if not n.startswith("policy.") and not n.endswith(".start")]
 
 
 def _curve(found: _Inputs, node: str) -> Curve | None:

@@ -8,12 +8,12 @@ from tasks.judging.report_data import RoundData
 
 Read = Callable[[str, str], Any]
 """(node, file) -> JSON, or None where it is not there."""
-_START = re.compile(r"round(\d+)\.start")
+_BEGUN = re.compile(r"round(\d+)\.evidence")
 
 
 def gather_rounds(nodes: list[str], read: Read) -> list[RoundData]:
     """Return the rounds that ran, in order."""
-    numbers = sorted(int(m[1]) for n in nodes if (m := _START.fullmatch(n)))
+    numbers = sorted(int(m[1]) for n in nodes if (m := _BEGUN.fullmatch(n)))
     return [_round(number, nodes, read) for number in numbers]
 
 
@@ -22,7 +22,7 @@ def _round(number: int, nodes: list[str], read: Read) -> RoundData:
         node = f"round{number}.{part}"
         return (read(node, name) if node in nodes else None) or {}
 
-    start, remedy = found("start", "start.json"), found("remedy", "pools.json")
+    start, remedy = found("evidence", "start.json"), found("remedy", "pools.json")
     return RoundData(
         number=number,
         start=start.get("policy", ""),

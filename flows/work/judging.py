@@ -169,9 +169,9 @@ def _evidence(node: NodeContext) -> Evidence:
 
 def _champion_now(node: NodeContext, sets: list[str]) -> tuple[str, dict[str, Evaluated | Unusable]] | None:
     """Return the champion of the moment at which a round began, by its evaluations; None where there is none."""
-    if "start" not in node.inputs:
+    if "evidence" not in node.inputs:
         return None
-    folder = node.inputs["start"]
+    folder = node.inputs["evidence"]
     name = parse((folder / "start.json").read_text(encoding="utf-8"))["baseline"]
     if name is None:
         return None

@@ -150,7 +150,9 @@ def _load_weights(sampler: AnySampler, model: Llama, node_id: str, step: int) ->
 
 def _curve(report: OnPolicyReport) -> dict[str, Any]:
     steps = [{"step": i + 1} | line for i, line in enumerate(report.curve)]
-    return {"steps": steps, "skipped_steps": report.skipped_steps, "dropped": report.dropped}
+    return {"steps": steps, "skipped_steps": report.skipped_steps, "dropped": report.dropped} | (
+        {"missing_logprobs": report.missing_logprobs} if report.missing_logprobs else {}
+    )
 
 
 def _metrics(report: OnPolicyReport) -> dict[str, float | None]:
@@ -183,5 +185,7 @@ def _notes(report: OnPolicyReport, spec: PolicyGradientAlgorithm) -> list[str]:
         notes.append(
             f"in {100 * alike:.0f} % of the groups all trajectories were the same, token for token; they teach nothing"
         )
+    if report.missing_logprobs:
+        notes.append(f"{report.missing_logprobs} tokens have no logprob of the sampler and did not train")
     notes += [f"{n} trajectories left out of the loss: {reason}" for reason, n in sorted(report.dropped.items())]
     return notes

@@ -96,7 +96,7 @@ def train(node: NodeContext) -> Outcome:
     if drift is not None:
         hooks.before_step = drift.before_step
     steps = [[row for pair in step for row in (2 * pair, 2 * pair + 1)] for step in plan]
-    done = fit_supervised(learner, flat, steps, loss_for(spec), "sequence", hooks=hooks)
+    done = fit_supervised(learner, flat, steps, loss_for(spec), "absolute_sequence", hooks=hooks)
     if not done.updates:
         raise TrainingError(f"stage {node.id}: none of {done.steps} steps had a gradient; lower beta or raise tau")
     inputs.save_result(node, policy, learner, flat)

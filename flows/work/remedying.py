@@ -24,6 +24,7 @@ from specs.reward import Reward
 from specs.verifiers import Verifier
 from tasks.cases.remedies import Remedied, Rules, apply, successes
 from tasks.cases.siblings import Apartness, Bench, SiblingMaker
+from tasks.episodes.seeds import derive
 from tasks.episodes.shards import read_shards, write_shards
 from tasks.evidence.verifiers import verifier_for
 from tasks.files import write_json
@@ -37,13 +38,14 @@ def remedy(node: NodeContext) -> Outcome:
     cases = [case_from(d) for d in read_rows(node.inputs["cases"] / "cases.jsonl")]
     spec = Siblings.model_validate(node.params["siblings"])
     bench = _bench(node)
-    maker = SiblingMaker(bench, _apartness(node), spec, node.seed)
+    maker = SiblingMaker(bench, _apartness(node), spec, _draws(node))
     problems = _case_problems(node, {c.problem_id for c in cases})
     done = apply(cases, problems, _rules(node, spec), maker)
     maker.check()
     pools = _write_pools(node, done, bench)
     write_rows(node.out / "asks.jsonl", done.asks)
     write_rows(node.out / "cases.jsonl", cases)
+    write_json(node.out / "given.json", done.given)
     report = maker.report
     write_json(
         node.out / "pools.json",
@@ -87,7 +89,10 @@ def _inputs_of(node: NodeContext, prefix: str) -> dict[str, Path]:
 
 
 def _apartness(node: NodeContext) -> Apartness:
-    """Return what siblings are kept apart from: evaluation and regression sets, training sets, earlier siblings."""
+    """Return what siblings are kept apart from: evaluation and regression sets, training sets, earlier siblings.
+
+    Earlier ones are those of the rounds before, and those that executions before this one published.
+    """
     rule = Apart.model_validate(node.params["apart"])
     evaluation = {n: list(read_texts(f / "records.jsonl")) for n, f in _inputs_of(node, "eval").items()}
     training = [t for f in _inputs_of(node, "train").values() for t in read_texts(f / "records.jsonl")]
@@ -95,7 +100,20 @@ def _apartness(node: NodeContext) -> Apartness:
         evaluation[f"earlier.{number}"] = list(read_texts(folder / "pools" / "regression" / "records.jsonl"))
         for pool in ("repaired", "hard"):
             training += read_texts(folder / "pools" / pool / "records.jsonl")
+    for pool, folder in _inputs_of(node, "published").items():
+        known = list(read_texts(folder / "records.jsonl"))
+        if pool == published_pools.TRAINED:
+            training += known
+        else:
+            evaluation[f"published.{pool}"] = known
     return Apartness(evaluation, training, rule.near_duplicate)
+
+
+def _draws(node: NodeContext) -> int:
+    """Return the seed of the siblings: another one after each publication, so that draws are not used up again."""
+    trained = f"published.{published_pools.TRAINED}"
+    version = read_json(node, trained, "summary.json")["version"] if trained in node.inputs else None
+    return node.seed if version is None else derive(node.seed, "after", version)
 
 
 def _case_problems(node: NodeContext, wanted: set[str]) -> dict[str, Problem]:
@@ -187,19 +205,28 @@ class _Pool:
 
 
 def pool(node: NodeContext) -> Outcome:
-    """Hand on one pool of the round, after what earlier rounds put into it. Writes what a data node writes."""
+    """Hand on one pool of the round, with what earlier rounds put into it. Writes what a data node writes.
+
+    Where the pool has a `size`, the newest trajectories stay. They are told apart by problem and tokens: rollouts of
+    several nodes may share a name.
+    """
     name: str = node.params["pool"]
     parts = [_read_pool(node.inputs["remedy"] / "pools" / name)]
     if "earlier" in node.inputs:
-        parts.insert(0, _read_pool(node.inputs["earlier"]))
-    records = {r.get("problem", r)["id"]: r for part in parts for r in part.records}
-    rolled = {t.id: t for part in parts for t in part.trajectories or ()}
+        parts.append(_read_pool(node.inputs["earlier"]))
+    records = {r.get("problem", r)["id"]: r for part in reversed(parts) for r in part.records}
+    rolled: dict[tuple[str, tuple[int, ...]], Trajectory] = {}
+    for trajectory in (t for part in parts for t in part.trajectories or ()):
+        rolled.setdefault((trajectory.problem_id, tuple(trajectory.ids)), trajectory)
+    room = max(0, int(node.params["size"]) - len(records)) if "size" in node.params else len(rolled)
+    kept = list(rolled.values())[:room]
     write_rows(node.out / "records.jsonl", list(records.values()))
     if any(part.trajectories is not None for part in parts):
-        write_shards(node.out / "trajectories", rolled.values())
-    count = len(records) + len(rolled)
-    write_json(node.out / "summary.json", {"records": count, "trajectories": len(rolled), "pool": name})
+        write_shards(node.out / "trajectories", kept)
+    count, cut = len(records) + len(kept), len(rolled) - len(kept)
+    write_json(node.out / "summary.json", {"records": count, "trajectories": len(kept), "pool": name, "cut": cut})
     notes = [] if count else [f"pool {name} is empty: no remedy gave it anything"]
+    notes += [f"pool {name}: {cut} older trajectories are beyond its size and were left out"] if cut else []
     return Outcome(metrics={"records": float(count)}, notes=notes)
 
 
@@ -211,20 +238,33 @@ def _read_pool(folder: Path) -> _Pool:
 
 
 def publish(node: NodeContext) -> Outcome:
-    """Write the new versions of the regression pool and of the case ledger, outside the run; writes `published.json`."""
+    """Write new versions of what outlives the run, outside it: the ledger of cases, what is held back, what trained.
+
+    Writes `published.json`. A problem is held back once for each case, however often the case is found again. Where the
+    remedies stopped for the reward, only the ledger gets what is new.
+    """
     home, program = home_of(node), str(node.params["program"])
-    held = list(read_rows(node.inputs["remedy"] / "pools" / "regression" / "records.jsonl"))
-    newest = published_pools.newest(home, program, "regression")
-    known = [] if newest is None else published_pools.records(home, newest)
-    merged = {r["id"]: r for r in [*known, *held]}
-    about = {"program": program, "round": node.params["round"], "added": len(merged) - len(known)}
-    version = published_pools.publish(home, program, "regression", list(merged.values()), about)
-    solved: dict[str, bool] = read_json(node, "cases", "causes.json")["regression"]
-    ledger = {c["id"]: c for c in read_rows(node.inputs["remedy"] / "cases.jsonl")}
-    ledger |= {c["id"]: c for c in published_pools.cases(home, program)}  # what is known keeps the life it has
-    cases = [to_dict(aged(case_from(c), solved)) for c in ledger.values()]
+    stopped = "proceed" in node.inputs and not read_json(node, "proceed", "decision.json")["go"]
+    before = published_pools.cases(home, program)
+    ledger = _ledger(node, before)
+    if stopped:
+        _nothing_held_back(ledger, before)
+    solved: dict[str, bool] = {} if stopped else read_json(node, "cases", "causes.json")["regression"]
+    cases = [to_dict(aged(case, solved)) for case in ledger]
+    pools, wanted = node.inputs["remedy"] / "pools", {case.regression for case in ledger}
+    held = [r for r in read_rows(pools / "regression" / "records.jsonl") if r["id"] in wanted]
+    known, merged = _merged(home, program, published_pools.REGRESSION, held)
+    about = {"program": program, "round": node.params["round"], "added": len(merged) - known}
+    given = () if stopped else ("repaired", "hard")
+    siblings = [r.get("problem", r) for name in given for r in read_rows(pools / name / "records.jsonl")]
+    texts = [{"id": p["id"], "type": p["type"], "text": p["text"]} for p in siblings]
+    _, trained = _merged(home, program, published_pools.TRAINED, texts)
+    published_pools.publish(home, program, published_pools.TRAINED, trained, about)
+    version = published_pools.publish(home, program, published_pools.REGRESSION, merged, about)
     published_pools.publish(home, program, published_pools.CASES, cases, about)
-    body = {"regression": version.resolved(), "cases": len(cases), "problems": len(merged)}
+    body = {
+        "regression": version.resolved(), "cases": len(cases), "problems": len(merged), "trained": len(trained),
+    }  # fmt: skip
     write_json(node.out / "published.json", body)
     lives = {
         life: float(sum(c["life"] == life for c in cases)) for life in ("open", "in_training", "fixed", "regressed")
@@ -233,6 +273,44 @@ def publish(node: NodeContext) -> Outcome:
         metrics={"regression_problems": float(len(merged)), "cases": float(len(cases)), **lives},
         notes=[f"the regression pool holds {len(merged)} problems, {about['added']} of them new"],
     )
+
+
+def _merged(home: Path, program: str, pool: str, rows: Sequence[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many records a published pool holds, and those with the new ones behind them, each id once."""
+    newest = published_pools.newest(home, program, pool)
+    known = [] if newest is None else published_pools.records(home, newest)
+    return len(known), list({r["id"]: r for r in [*known, *rows]}.values())
+
+
+def _ledger(node: NodeContext, known: Sequence[dict[str, Any]]) -> list[BadCase]:
+    """Return the cases of the round and those that were known, which stay as they are but for their life."""
+    found = {c["id"]: case_from(c) for c in read_rows(node.inputs["remedy"] / "cases.jsonl")}
+    for case in map(case_from, known):
+        new = found.get(case.id)
+        if new is not None and case.regression is None and new.regression is not None:
+            new.life = case.life  # it was only suspected, so that nothing was held back
+        else:
+            found[case.id] = case
+    read = _trained_on(node)
+    given: dict[str, str] = read_json(node, "remedy", "given.json")
+    for name, pool in given.items():
+        if pool in read and found[name].life == "open":
+            found[name].life = "in_training"
+    return list(found.values())
+
+
+def _nothing_held_back(ledger: Sequence[BadCase], before: Sequence[dict[str, Any]]) -> None:
+    """Let cases hold only what was held back for them before: verdicts of a reward that is to be mended give nothing."""
+    known = {c["id"]: c["regression"] for c in before}
+    for case in ledger:
+        case.regression = known.get(case.id)
+
+
+def _trained_on(node: NodeContext) -> set[str]:
+    """Return the pools that a stage of the round trained on: one that was skipped has what it starts from as output."""
+    came = {s["id"]: node.inputs.get(s["from"]) for s in node.params["stages"]}
+    ran = [s for s in node.params["stages"] if node.inputs.get(s["id"]) not in (None, came[s["id"]])]
+    return {pool for s in ran for pool in s["pools"]}
 
 
 def aged(case: BadCase, solved: dict[str, bool]) -> BadCase:

@@ -1,4 +1,8 @@
-"""Bodies of `round.start` (which policy a round begins with) and `round.choose` (whether a later round runs)."""
+"""Bodies of a round's beginning and of its decisions.
+
+`round.start`: which policy it begins with. `round.evidence`: what is known then. `round.proceed`: whether it goes on
+after its remedies. `round.choose`: whether a later round runs.
+"""
 
 import json
 import shutil
@@ -7,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.context import NodeContext, Outcome
+from flows.work.lines import read_rows
 from flows.work.promotion import link_or_copy
 from specs.errors import StateError
 from tasks.files import write_json
@@ -15,7 +20,7 @@ from tasks.judging.results import Unusable, try_evaluation
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The policy of a round, and the champion of that moment; both are names of inputs, or `before`."""
+    """The policy of a round, and the champion of that moment: candidates, `champion`, or `before`: that of the round before."""
 
     policy: str
     why: str
@@ -23,29 +28,31 @@ class _Choice:
 
 
 def start(node: NodeContext) -> Outcome:
-    """Link the policy that the round begins with, its evaluations, and those of the champion that gates compare with.
+    """Link the policy that the round begins with: writes `policy/` and nothing else, so that a key is the policy's.
 
-    The candidate, unless its gate failed; then the champion, or where there is none the candidate all the same. Writes
-    `policy/`, `evaluations/<set>/`, `baseline/<set>/` and `start.json`.
+    The candidate, unless its gate failed; then the champion, or where there is none the candidate all the same.
     """
     chosen = _chosen(node)
-    told: dict[str, Any] = {"round": node.params["round"], "policy": chosen.policy, "why": chosen.why}
-    if chosen.policy == "before":
-        before = node.inputs["before"]
-        told["policy"] = _read(before / "start.json")["policy"]
-        _link(before / "policy", node.out / "policy")
-        _link(before / "evaluations", node.out / "evaluations")
-    else:
-        _link(node.inputs[f"policy.{chosen.policy}"] / "policy", node.out / "policy")
-        _evaluations(node, chosen.policy, "evaluations")
-    told["baseline"] = chosen.champion
-    if chosen.champion == "before":
-        told["baseline"] = _read(node.inputs["before"] / "start.json")["baseline"]
-        _link(node.inputs["before"] / "baseline", node.out / "baseline")
-    elif chosen.champion is not None:
+    _link(_policy(node, chosen.policy), node.out / "policy")
+    return Outcome(notes=[f"round {node.params['round']} starts from {_name(node, chosen.policy)}: {chosen.why}"])
+
+
+def evidence(node: NodeContext) -> Outcome:
+    """Link what is known as the round begins, for causes, gates and the round after it.
+
+    Writes `start.json`, `evaluations/<set>/` of the policy that it begins with and, where there is a champion at this
+    moment, its `baseline/<set>/` and its policy in `champion/`.
+    """
+    chosen = _chosen(node)
+    _evaluations(node, chosen.policy, "evaluations")
+    told: dict[str, Any] = {"round": node.params["round"], "policy": _name(node, chosen.policy), "why": chosen.why}
+    told["baseline"] = None
+    if chosen.champion is not None:
+        told["baseline"] = _name(node, chosen.champion)
         _evaluations(node, chosen.champion, "baseline")
+        _link(_policy(node, chosen.champion), node.out / "champion")
     write_json(node.out / "start.json", told)
-    return Outcome(notes=[f"round {told['round']} starts from {told['policy']}: {chosen.why}"])
+    return Outcome()
 
 
 def _chosen(node: NodeContext) -> _Choice:
@@ -53,10 +60,11 @@ def _chosen(node: NodeContext) -> _Choice:
     record = _read(node.inputs["gate"] / "gate.json") if "gate" in node.inputs else {}
     candidate = record.get("candidate") or params["candidates"][-1]
     answer = record.get("answer")
-    later = "before" in node.inputs
     if answer in ("pass", "already_promoted") and params["promotes"]:
         return _Choice(candidate, "it was promoted just before", candidate)
-    known = "before" if later else "champion" if params["champion"] else None
+    known = "champion" if params["champion"] else None
+    if "before" in node.inputs:
+        known = None if _name(node, "before") is None else "before"
     if answer == "superseded" and known is not None:
         return _Choice(known, f"it took the place of {candidate}", known)
     if answer == "fail" and params["start_from"] == "candidate_or_champion":
@@ -67,7 +75,19 @@ def _chosen(node: NodeContext) -> _Choice:
     return _Choice(candidate, words.get(answer, f"its gate did not fail ({answer})".replace("_", " ")), known)
 
 
+def _name(node: NodeContext, policy: str) -> str | None:
+    """Return what a policy is called; the champion handed on by the round before keeps its name."""
+    return _read(node.inputs["before"] / "start.json")["baseline"] if policy == "before" else policy
+
+
+def _policy(node: NodeContext, policy: str) -> Path:
+    return node.inputs["before"] / "champion" if policy == "before" else node.inputs[f"policy.{policy}"] / "policy"
+
+
 def _evaluations(node: NodeContext, policy: str, name: str) -> None:
+    if policy == "before":
+        _link(node.inputs["before"] / "baseline", node.out / name)
+        return
     for which in node.params["sets"]:
         folder = node.inputs.get(f"eval.{policy}.{which}")
         if folder is not None:
@@ -80,12 +100,29 @@ def _link(source: Path, target: Path) -> None:
         shutil.copytree(source, target, copy_function=link_or_copy, ignore=shutil.ignore_patterns("notes"))
 
 
+def proceed(node: NodeContext) -> Outcome:
+    """Decide whether the round goes on after its remedies: not where one stopped for the reward. Writes `decision.json`.
+
+    Where it goes on, the decision is the same bytes whatever the remedies made: it moves no key of what trains.
+    """
+    stopped = any(a["do"] == "stop_for_reward_fix" for a in read_rows(node.inputs["remedy"] / "asks.jsonl"))
+    reason = "the remedies are held until the reward is mended" if stopped else "no remedy stops for the reward"
+    held = {"held": node.params["remedy"]} if stopped else {}
+    write_json(node.out / "decision.json", {"go": not stopped, "reason": reason, **held})
+    return Outcome(metrics={"go": float(not stopped)}, notes=[reason])
+
+
 def choose(node: NodeContext) -> Outcome:
-    """Decide whether the round runs: not where all of the last rounds gained nothing. Writes `decision.json`."""
+    """Decide whether the round runs: not where all of the last rounds gained nothing, or the last one was stopped.
+
+    Writes `decision.json`.
+    """
     gains = [_gain(node, int(k), names) for k, names in node.params["candidates"].items()]
     enough = len(gains) >= int(node.params["no_gain_rounds"])
     stop = enough and not any(gained for gained, _ in gains)
     reason = "; ".join(text for _, text in gains)
+    if "proceed" in node.inputs and _read(node.inputs["proceed"] / "decision.json")["go"] is False:
+        stop, reason = True, "the round before was stopped for the reward"
     if stop:
         reason += f": round {node.params['round']} is left out"
     write_json(node.out / "decision.json", {"go": not stop, "reason": reason})
@@ -98,7 +135,7 @@ def _gain(node: NodeContext, number: int, names: list[str]) -> tuple[bool, str]:
     gate = node.inputs.get(f"gate.{number}")
     record = _read(gate / "gate.json") if gate is not None else {}
     candidate = record.get("candidate") or names[-1]
-    before = _success(node.inputs.get(f"start.{number}"), f"evaluations/{which}")
+    before = _success(node.inputs.get(f"evidence.{number}"), f"evaluations/{which}")
     after = _success(node.inputs.get(f"eval.{number}.{candidate}"), "")
     if before is None or after is None:
         return False, f"round {number}: success on {which} was not measured, which is no gain"

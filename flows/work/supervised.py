@@ -56,9 +56,9 @@ def weighted(node: NodeContext) -> Outcome:
     by_id = dict(zip((t.id for t in chosen), given, strict=True))
     rows, report = rows_from(chosen, max_length=policy.config.max_length, source="selected")
     check_rows(report, policy.config.max_length)
-    # the rows of an agent that holds several conversations are called trajectory/number
-    own = [by_id[r.id] if r.id in by_id else by_id[r.id.rpartition("/")[0]] for r in rows]
-    for row, weight in zip(rows, reward_weighted.row_weights(own, [r.trained for r in rows], spec), strict=True):
+    own, parts = [by_id[r.trajectory] for r in rows], [1 / r.contexts for r in rows]
+    scaled = reward_weighted.row_weights(own, [r.trained for r in rows], spec, parts)
+    for row, weight in zip(rows, scaled, strict=True):
         row.weight = weight
     share = reward_weighted.effective(given) / len(given)
     done = _fit(node, policy, rows, report, spec, None)
@@ -89,7 +89,7 @@ def collect(node: NodeContext) -> Outcome:
     arena, _ = inputs.arena(node, policy)
     order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
     problems = order.draw(spec.problems or order.size)
-    draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts"), "collect")
+    draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts"), node.id)
     store = RolloutStore(node.checkpoints / "rollouts")
 
     def tell(done: int, total: int) -> None:

@@ -38,6 +38,8 @@ class Remedied:
     asks: list[Ask] = field(default_factory=list[Ask])
     counts: Counter[str] = field(default_factory=Counter[str])
     """Remedy -> cases; also `beyond_quota` and `no_sibling`."""
+    given: dict[str, str] = field(default_factory=dict[str, str])
+    """Case -> pool that got a sibling of it. Whether anything trains on that pool is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def _hold_back(
         held = case.status == "confirmed" and case.role == "train" and case.cause not in NOT_THE_POLICYS
         if not held or case.problem_id not in problems:
             continue
-        made = maker.make(problems[case.problem_id], case.cause)
+        made = maker.make(problems[case.problem_id], case.cause, held=True)
         if made is None:
             found.counts["no_sibling"] += 1
         else:
@@ -125,11 +127,12 @@ def _fill(
                 found.counts["no_sibling"] += 1
                 continue
             given[case.cause] += 1
-            case.life = "in_training"
             if isinstance(remedy, Repair):
                 found.repaired.append(made)
+                found.given[case.id] = "repaired"
             else:
                 found.hard.append(made.problem)
+                found.given[case.id] = "hard"
 
 
 def successes(trajectories: Iterable[Trajectory], size: int) -> tuple[list[Trajectory], Counter[str]]:

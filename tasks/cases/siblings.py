@@ -5,7 +5,7 @@ a fresh world, pass the program's own verifiers: nothing is taken on the clerk's
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specs.errors import DataError, TrainingError
@@ -14,10 +14,11 @@ from specs.records import Demonstration, Observation, Problem, ToolCall, Traject
 from specs.reward import Reward
 from tasks.boundary import Failure, boundary
 from tasks.episodes.seeds import derive
-from tasks.evidence.apart import Hit, Texts, normalised, overlap_finder
+from tasks.evidence.apart import Hit, Texts, TrainingTexts, normalised, overlap_finder
 from tasks.evidence.judge import judge
 from tasks.protocols import Environment, VerifierRun
 
+Finder = Callable[[str, str], Hit | None]
 SOLVER_TRIES = 8
 """Worlds in which the clerk may try a sibling: declared faults strike anew in each."""
 _PLAIN = 25
@@ -71,27 +72,45 @@ def _record(made: Demonstration, turns: list[tuple[ToolCall, Observation]], *, e
 
 
 class Apartness:
-    """What a sibling must not be: a record of an evaluation set or the like, a training record, another sibling."""
+    """What a sibling must not be: a record of an evaluation set or the like, a training record, another sibling.
+
+    One that is held back judges, so that it is no near duplicate of what trains either; and what trains is none of it.
+    """
 
     def __init__(self, evaluation: Texts, training: Iterable[tuple[str, str]], threshold: float) -> None:
+        known = list(training)
+        self._threshold = threshold
         self._hit = overlap_finder(evaluation, threshold)
-        self._ids: set[str] = set()
-        self._texts: set[str] = set()
-        for record, text in training:
-            self._take(record, text)
+        self._training = TrainingTexts(known, threshold)
+        self._held: list[tuple[str, str]] = []
+        self._held_hit: Finder | None = None
+        self._ids = {record for record, _ in known}
+        self._texts = {normalised(text) for _, text in known}
 
-    def _take(self, record: str, text: str) -> None:
-        self._ids.add(record)
-        self._texts.add(normalised(text))
-
-    def admit(self, problem: Problem) -> str | None:
-        """Take a problem in and return None, or return why it is refused."""
+    def _refusal(self, problem: Problem, *, held: bool) -> str | None:
         if problem.id in self._ids or normalised(problem.text) in self._texts:
             return "known"
-        hit: Hit | None = self._hit(problem.id, problem.text)
-        if hit is not None:
+        if (hit := self._hit(problem.id, problem.text)) is not None:
             return f"evaluation_{hit.reason}"
-        self._take(problem.id, problem.text)
+        if held:
+            hit = self._training.hit(problem.id, problem.text)
+            return None if hit is None else f"training_{hit.reason}"
+        if self._held_hit is None:
+            self._held_hit = overlap_finder({"held": self._held}, self._threshold)
+        hit = self._held_hit(problem.id, problem.text)
+        return None if hit is None else f"held_back_{hit.reason}"
+
+    def admit(self, problem: Problem, *, held: bool = False) -> str | None:
+        """Take a problem in and return None, or return why it is refused; `held` where it is to judge."""
+        refusal = self._refusal(problem, held=held)
+        if refusal is not None:
+            return refusal
+        self._ids.add(problem.id)
+        self._texts.add(normalised(problem.text))
+        self._training.add(problem.id, problem.text)
+        if held:
+            self._held.append((problem.id, problem.text))
+            self._held_hit = None
         return None
 
 
@@ -123,10 +142,10 @@ class SiblingMaker:
         self._number: Counter[str] = Counter()
         self.report = SiblingReport()
 
-    def make(self, problem: Problem, cause: Cause) -> Demonstration | None:
+    def make(self, problem: Problem, cause: Cause, *, held: bool = False) -> Demonstration | None:
         """Return a new sibling of a problem with its verified solution; None where `tries` draws gave none.
 
-        TrainingError once it is plain that more than the declared share cannot be solved.
+        `held` where it is held back to judge, and never trains. TrainingError once it is plain that more than the declared share cannot be solved.
         """
         environment = self._bench.environments.get(problem.environment)
         if environment is None:
@@ -140,7 +159,7 @@ class SiblingMaker:
             except DataError as e:
                 self.report.impossible[str(e)] += 1
                 return None
-            refusal = self._apart.admit(sibling)
+            refusal = self._apart.admit(sibling, held=held)
             if refusal is not None:
                 self.report.refused[refusal] += 1
                 continue

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specs.errors import TutelageError
+from specs.errors import ProgramError, TutelageError
 from tasks.episodes.agents import ToolLoopAgent
+from tasks.episodes.call_json import read_json
+from tasks.episodes.schemas import check_tools
 from tasks.protocols import ToolSchema
 from tasks.tokens.template import Message, Role
 
@@ -89,7 +91,7 @@ Ask = ChatAsk | IdsAsk | ToolAsk | EncodeAsk | DecodeAsk
 def chat_ask(body: Mapping[str, Any], agent: ToolLoopAgent, temperature: float) -> ChatAsk:
     """Return the conversation of a body of /v1/chat/completions."""
     _check(body, {"messages", "tools"}, temperature)
-    return ChatAsk(_messages(body.get("messages"), agent), _tools(body.get("tools")), _max_tokens(body))
+    return ChatAsk(_messages(body.get("messages"), agent), _tools(body.get("tools"), agent), _max_tokens(body))
 
 
 def ids_ask(body: Mapping[str, Any], size: int, temperature: float) -> IdsAsk:
@@ -107,20 +109,26 @@ def ids_ask(body: Mapping[str, Any], size: int, temperature: float) -> IdsAsk:
 
 
 def tool_ask(body: Mapping[str, Any]) -> ToolAsk:
-    """Return the call of a body of /v1/tools/call; arguments may be an object or its text, as a chat gives them."""
+    """Return the call of a body of /v1/tools/call; arguments may be an object or its text, as a chat gives them.
+
+    What a policy may have written is never refused: the call has an `error` that the policy is told.
+    """
     unknown = set(body) - {"name", "arguments", "tool_call_id"}
     if unknown or not isinstance(body.get("name"), str):
         raise Refused('expected {"name": ..., "arguments": {...}}' + (f", found {sorted(unknown)}" if unknown else ""))
-    arguments = body.get("arguments", {})
+    name, arguments = _writable(body["name"]), body.get("arguments", {})
     written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return ToolAsk(body["name"], {}, written, "malformed_json")
-    if not isinstance(arguments, dict):
-        return ToolAsk(body["name"], {}, written, "not_an_object")
-    return ToolAsk(body["name"], arguments, written)
+    data, problem = read_json(written)
+    if problem is not None:
+        return ToolAsk(name, {}, _writable(written), "malformed_json")
+    if not isinstance(data, dict):
+        return ToolAsk(name, {}, written, "not_an_object")
+    return ToolAsk(name, data, written)
+
+
+def _writable(text: str) -> str:
+    """Return a text that can be recorded: lone surrogates as the escapes that they were."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def encode_ask(body: Mapping[str, Any], agent: ToolLoopAgent) -> EncodeAsk:
@@ -128,7 +136,7 @@ def encode_ask(body: Mapping[str, Any], agent: ToolLoopAgent) -> EncodeAsk:
     if isinstance(body.get("text"), str) and set(body) <= {"text", "model"}:
         return EncodeAsk(body["text"], None)
     if "messages" in body and set(body) <= {"messages", "tools", "model"}:
-        return EncodeAsk(None, ChatAsk(_messages(body["messages"], agent), _tools(body.get("tools")), None))
+        return EncodeAsk(None, ChatAsk(_messages(body["messages"], agent), _tools(body.get("tools"), agent), None))
     raise Refused('expected {"text": ...} or {"messages": [...], "tools": [...]}')
 
 
@@ -211,12 +219,18 @@ def _call(call: Any, where: str, agent: ToolLoopAgent) -> str:
     return agent.write(ToolCall(asked.name, asked.arguments, ""))
 
 
-def _tools(value: Any) -> tuple[ToolSchema, ...]:
+def _tools(value: Any, agent: ToolLoopAgent) -> tuple[ToolSchema, ...]:
+    """Return the tools of a chat; Refused where a call could not be checked against one."""
     if value is None:
         return ()
     if not isinstance(value, list):
         raise Refused("tools: expected a list")
-    return tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(value))
+    tools = tuple(_tool(t, f"tools[{i}]") for i, t in enumerate(value))
+    try:
+        check_tools(tools, agent.spec.call_format)
+    except ProgramError as e:
+        raise Refused(f"tools: {e}") from e
+    return tools
 
 
 def _tool(value: Any, where: str) -> ToolSchema:

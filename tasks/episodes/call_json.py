@@ -23,6 +23,7 @@ def read_json(text: str) -> tuple[Any, str | None]:
     if _depth(text) > MAX_DEPTH:
         return None, f"more than {MAX_DEPTH} levels"
     try:
+        text.encode("utf-8")
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int)
         if "\\u" in text or "\\U" in text:
             json.dumps(data, ensure_ascii=False).encode("utf-8")

@@ -5,6 +5,7 @@ RolloutError. Nothing is asked twice that could count twice: the same request gi
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -19,6 +20,8 @@ ATTEMPTS = 3
 """Times that one request is sent to a server that lives."""
 _PAUSE = 0.2  # seconds before the second attempt; each further one waits four times as long
 _LOOK = 0.2  # seconds between two looks at `stop` and the deadline
+MAX_ANSWER = 256 * 2**20
+"""Bytes of the largest answer that is read: a long context's ids and logprobs are a few tens of MiB."""
 _CONTROL_SECONDS = 120.0
 """Longest wait for anything but completions: loading weights takes seconds."""
 
@@ -117,15 +120,28 @@ class CompletionsClient:
 
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
         with foreign(f"{self.url}{path}", lambda e: f"no answer ({reason_of(e)})"):
-            reply = await self._http.request(method, path, json=body)
-        if reply.status_code in (408, 429) or reply.status_code >= 500:
-            raise _BusyError(f"{self.url}{path}: answered {reply.status_code}: {reply.text[:300]}")
-        if reply.status_code != 200:
-            raise RolloutError(f"{self.url}{path}: refused with {reply.status_code}: {reply.text[:500]}")
-        if not reply.content:
+            status, content = await self._read(method, path, body)
+        said = content[:2000].decode(errors="replace")
+        if status in (408, 429) or status >= 500:
+            raise _BusyError(f"{self.url}{path}: answered {status}: {said[:300]}")
+        if status != 200:
+            raise RolloutError(f"{self.url}{path}: refused with {status}: {said[:500]}")
+        if not content:
             return {}
         with foreign(f"{self.url}{path}", lambda e: f"answered without JSON ({reason_of(e)}); is it a model server?"):
-            data = reply.json()
+            data = json.loads(content)
         if not isinstance(data, dict) or "error" in data:
             raise RolloutError(f"{self.url}{path}: answered {str(data)[:300]}, expected a result")
         return data
+
+    async def _read(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        """Return status and body of an answer, read piece by piece. RolloutError for one without end."""
+        content = bytearray()
+        async with self._http.stream(method, path, json=body) as reply:
+            async for piece in reply.aiter_bytes():
+                content += piece
+                if len(content) > MAX_ANSWER:
+                    raise RolloutError(
+                        f"{self.url}{path}: answered more than {MAX_ANSWER} bytes, expected a result; is it a model server?"
+                    )
+        return reply.status_code, bytes(content)

@@ -86,10 +86,14 @@ class Conduct:
         return self._running is not None and self._running.child.poll() is None
 
     def over(self) -> bool:
-        """Return whether the program has ended, never started, or is out of time."""
-        if not self.alive:
+        """Return whether the program has ended, never started, or is out of time.
+
+        One that hangs after it was told a limit ends with that limit: what a policy writes is no fault around it.
+        """
+        late = time.monotonic() > self._deadline
+        if not self.alive or (late and self._told_limit is not None):
             return True
-        if time.monotonic() > self._deadline:
+        if late:
             self.fail(f"agent: not done within agent.timeout_seconds ({self._shared.agent.spec.timeout_seconds:g} s)")
         limit = self._shared.agent.spec.limits.output_mb
         if self._said is not None and os.fstat(self._said.fileno()).st_size > limit * 2**20:

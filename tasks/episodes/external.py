@@ -9,6 +9,8 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from specs.errors import Interrupted
 from specs.records import Problem, Trajectory
@@ -17,9 +19,11 @@ from tasks.episodes.agents import ExternalScaffold
 from tasks.episodes.asks import ChatAsk, DecodeAsk, EncodeAsk, IdsAsk, Refused, ToolAsk
 from tasks.episodes.conduct import Conduct
 from tasks.episodes.gateway import Gateway, Job
-from tasks.episodes.replies import Setting
+from tasks.episodes.replies import Replies, Setting
 from tasks.protocols import Environment, Sampler, SampleRequest, SamplingSettings
 from tasks.tokens.template import Template
+
+T = TypeVar("T")
 
 _TICK = 0.01
 """Seconds between looks at programs that ask nothing."""
@@ -65,6 +69,25 @@ def run_external(  # noqa: PLR0913 - as run_episodes
         finally:
             crowd.abandon()
     return [crowd.finished[k] for k in range(total)]
+
+
+def _alone(job: Job, work: Callable[[], T], code: str = "gateway") -> T | None:
+    """Return what `work` returns; None where it refused the job, or failed and so ended that episode and no other."""
+
+    def tried() -> T | Refused:
+        try:
+            return work()
+        except Refused as e:
+            return e
+
+    found = boundary("gateway", tried)
+    if isinstance(found, Failure):
+        job.episode.fail(str(found))
+        found = Refused(str(found), 500, code)
+    if isinstance(found, Refused):
+        job.refuse(found)
+        return None
+    return found
 
 
 class _Crowd:
@@ -117,31 +140,31 @@ class _Crowd:
         conduct: Conduct = job.episode
         match job.ask:
             case ToolAsk():
-                answer = boundary("gateway", lambda: conduct.call(job.ask))  # type: ignore[arg-type]
-                if isinstance(answer, Failure):
-                    conduct.fail(str(answer))
-                    job.refuse(Refused(str(answer), 500, "environment"))
-                else:
+                answer = _alone(job, lambda: conduct.call(job.ask), "environment")  # type: ignore[arg-type]
+                if answer is not None:
                     job.reply(answer, 403 if "error" in answer else 200)
             case EncodeAsk(text=text, chat=chat):
-                ids = (
-                    conduct.replies.ids_of(chat)
-                    if chat is not None
-                    else self._setting.template.tokenizer.encode(text or "")
-                )
-                job.reply({"ids": ids, "count": len(ids)})
+                ids = _alone(job, lambda: self._encoded(conduct, text, chat))
+                if ids is not None:
+                    job.reply({"ids": ids, "count": len(ids)})
             case DecodeAsk(ids=ids):
-                job.reply({"text": self._setting.template.tokenizer.decode(ids)})
+                said = _alone(job, lambda: self._setting.template.tokenizer.decode(ids))
+                if said is not None:
+                    job.reply({"text": said})
+
+    def _encoded(self, conduct: Conduct, text: str | None, chat: ChatAsk | None) -> list[int]:
+        if chat is not None:
+            return conduct.replies.ids_of(chat)
+        return self._setting.template.tokenizer.encode(text or "")
 
     def _sample(self, jobs: list[Job]) -> None:
         """Sample for all that wait, each from its own ids and seed."""
         asked: list[tuple[Job, SampleRequest]] = []
         for job in jobs:
-            conduct: Conduct = job.episode
-            try:
-                asked.append((job, conduct.replies.request(job.ask, next(self._sessions))))  # type: ignore[arg-type]
-            except Refused as e:
-                job.refuse(e)
+            replies: Replies = job.episode.replies
+            request = _alone(job, partial(replies.request, job.ask, next(self._sessions)))  # type: ignore[arg-type]
+            if request is not None:
+                asked.append((job, request))
         if not asked:
             return
         start = time.perf_counter()
@@ -149,7 +172,9 @@ class _Crowd:
         seconds = time.perf_counter() - start
         for (job, request), completion in zip(asked, completions, strict=True):
             job.episode.took(seconds)
-            job.reply(job.episode.replies.take(job.ask, request.session, completion))
+            reply = _alone(job, partial(job.episode.replies.take, job.ask, request.session, completion))
+            if reply is not None:
+                job.reply(reply)
 
     def reap(self) -> bool:
         """Take up the episodes whose program has ended or is out of time; return whether there were any."""

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
 
+from specs import strict_json
 from tasks.boundary import Failure, boundary
 from tasks.episodes.agents import ToolLoopAgent
 from tasks.episodes.asks import MODEL, Ask, Refused, chat_ask, decode_ask, encode_ask, ids_ask, tool_ask
@@ -108,8 +109,9 @@ class Gateway:
         raise Refused(f"no {path} to GET; there are /v1/models and /v1/episode", 404, "not_found")
 
     def _read(self, path: str, body: bytes) -> Ask:
+        read = json.loads if path == "/v1/tools/call" else _strict  # a policy's own mistakes are told to it
         try:
-            data = json.loads(body)
+            data = read(body)
         except (ValueError, RecursionError) as e:
             raise Refused(f"the body is no JSON ({str(e)[:200]})") from None
         if not isinstance(data, dict):
@@ -141,6 +143,10 @@ class Gateway:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+
+def _strict(body: bytes) -> Any:
+    return strict_json.parse(body.decode())
 
 
 class _Handler(BaseHTTPRequestHandler):

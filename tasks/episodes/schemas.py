@@ -17,10 +17,19 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "any": lambda _: True,
 }
 
+_PARTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "properties": (_CHECKS["object"], "an object"),
+    "required": (lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v), "a list of names"),
+    "enum": (_CHECKS["array"], "a list"),
+    "minimum": (_CHECKS["number"], "a number"),
+    "maximum": (_CHECKS["number"], "a number"),
+}
+
 
 def check_tools(tools: Iterable[ToolSchema], call_format: str) -> None:
     """Raise ProgramError for a tool that no call could be checked against, or whose arguments hide its name."""
     for tool in tools:
+        _check_parts(tool.parameters, f"tool {tool.name}")
         properties = tool.parameters.get("properties", {})
         if call_format == "flat" and "tool" in properties:
             raise ProgramError(
@@ -34,13 +43,25 @@ def check_tools(tools: Iterable[ToolSchema], call_format: str) -> None:
 def _check_schema(schema: Any, where: str) -> None:
     if not isinstance(schema, dict):
         raise ProgramError(f"{where}: found {schema!r}, expected a JSON schema object")
+    _check_parts(schema, where)
     for kind in _kinds(schema):
-        if kind not in _CHECKS:
+        if not isinstance(kind, str) or kind not in _CHECKS:
             raise ProgramError(f"{where}: found type {kind!r}, expected one of {', '.join(_CHECKS)}")
     if "items" in schema:
         _check_schema(schema["items"], f"{where}, items")
     for key, inner in schema.get("properties", {}).items():
         _check_schema(inner, f"{where}.{key}")
+
+
+def _check_parts(schema: dict[str, Any], where: str) -> None:
+    """Raise ProgramError for a part of a schema that is not of its kind."""
+    wrong = [
+        f"{name}: found {str(schema[name])[:100]}, expected {expected}"
+        for name, (fits, expected) in _PARTS.items()
+        if name in schema and not fits(schema[name])
+    ]
+    if wrong:
+        raise ProgramError(f"{where}, {wrong[0]}")
 
 
 def _kinds(schema: dict[str, Any]) -> list[str]:

@@ -102,8 +102,12 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
     data = to_dict(trajectory)
     del data["latency"]
     try:
-        return {**data, **{k: _text(data[k]) for k in _JSON}}
-    except (TypeError, ValueError) as e:
+        row = {**data, **{k: _text(data[k]) for k in _JSON}}
+        for value in [*row.values(), *trajectory.tags]:
+            if isinstance(value, str):
+                value.encode()  # a lone surrogate is a ValueError
+        return row
+    except (TypeError, ValueError, RecursionError) as e:
         raise DataError(f"trajectory {trajectory.id}: holds what JSON cannot ({e})") from e
 
 

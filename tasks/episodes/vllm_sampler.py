@@ -5,6 +5,7 @@ contexts stand in the server's prefix cache from the push before, so a cache tha
 dies is started again once, gets the weights again, and is asked again what it had not answered.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,6 +20,8 @@ from tasks.policy.store import LoadedPolicy, Precision
 from tasks.protocols import Completion, SampleRequest
 
 _PATHS = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
+_ROUNDING = 1e-3
+"""How far above 0 a logprob may lie: sums of floats are rounded."""
 
 
 class ModelServer(Protocol):
@@ -136,7 +139,14 @@ class VLLMSampler:
 
         def ask() -> None:
             self._check_version()
-            self._client.complete({i: b for i, b in bodies.items() if i not in answers}, answers)
+            found: dict[int, Json] = {}
+            try:
+                self._client.complete({i: b for i, b in bodies.items() if i not in answers}, found)
+            except GoneError:
+                answers.update(found)
+                raise
+            self._check_version()  # else what was found may come from weights that somebody put there meanwhile
+            answers.update(found)
 
         if requests:
             self._guarded(ask, lambda: len(bodies) - len(answers))
@@ -191,7 +201,7 @@ class VLLMSampler:
                 )
 
     def _completion(self, request: SampleRequest, answer: Json) -> Completion:
-        ids, logprobs, finish = read_choice(answer, request.ids)
+        ids, logprobs, finish = read_choice(answer, request.ids, self._policy.config.vocab_size)
         stops, limit = request.settings.stop_ids, self._limit(request)
         stopped = bool(ids) and ids[-1] in stops
         whole = stopped if finish == "stop" else finish == "length" and len(ids) == limit
@@ -264,7 +274,8 @@ class VLLMSampler:
     def _prove(self) -> None:
         answers: dict[int, Json] = {}
         self._client.complete({i: self._body(p) for i, p in enumerate(self._probes)}, answers)
-        drawn = [read_choice(answers[i], p.ids)[:2] for i, p in enumerate(self._probes)]
+        size = self._policy.config.vocab_size
+        drawn = [read_choice(answers[i], p.ids, size)[:2] for i, p in enumerate(self._probes)]
         check_probe(self._server.url, self._model, self._probes, drawn, self._precision)
 
     def _check_version(self) -> None:
@@ -313,14 +324,17 @@ class VLLMSampler:
         self._check_server()
 
 
-def read_choice(answer: Json, sent: list[int]) -> tuple[list[int], list[float], str]:
-    """Return ids, logprobs and how it ended. RolloutError for an answer about other ids, or whose parts differ."""
+def read_choice(answer: Json, sent: list[int], vocabulary: int) -> tuple[list[int], list[float], str]:
+    """Return ids, logprobs and how it ended.
+
+    RolloutError for an answer about other ids, whose parts differ, or that no policy of `vocabulary` tokens could give.
+    """
     try:
         choice: dict[str, Any] = answer["choices"][0]
-        ids, finish = [int(i) for i in choice["token_ids"]], str(choice["finish_reason"])
+        ids, finish = list(choice["token_ids"]), str(choice["finish_reason"])
         logprobs = [float(x) for x in choice["logprobs"]["token_logprobs"]]
         prompt = choice["prompt_token_ids"]
-    except (KeyError, IndexError, TypeError, ValueError) as e:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as e:
         raise RolloutError(
             f"model server: an answer without token ids or logprobs ({type(e).__name__}: {e}); it must know "
             "return_token_ids, as vLLM 0.10 and later do"
@@ -328,5 +342,16 @@ def read_choice(answer: Json, sent: list[int]) -> tuple[list[int], list[float], 
     if prompt != sent or len(ids) != len(logprobs):
         raise RolloutError(
             "model server: an answer about other ids than were sent, or without a logprob for each token"
+        )
+    strange = [i for i in ids if type(i) is not int or not 0 <= i < vocabulary]
+    if strange:
+        raise RolloutError(
+            f"model server: drew the token {str(strange[0])[:20]}, expected 0 to {vocabulary - 1}: it serves another model"
+        )
+    wrong = [x for x in logprobs if not (math.isfinite(x) and x <= _ROUNDING)]
+    if wrong:
+        raise RolloutError(
+            f"model server: gave the logprob {wrong[0]}, expected a finite number of at most 0. Its weights or its "
+            "arithmetic are broken: start it with --dtype float32 or bfloat16, and see its log"
         )
     return ids, logprobs, finish

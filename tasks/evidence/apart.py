@@ -66,6 +66,56 @@ def find_overlaps(train: Texts, evaluation: Texts, threshold: float) -> list[Hit
     return [hit for name, texts in train.items() for i, text in texts for hit in wanted.hits(_text(name, i, text))]
 
 
+class TrainingTexts:
+    """Training texts, which may grow, in which new evaluation texts are looked for: the rule of `find_overlaps`."""
+
+    def __init__(self, texts: Sequence[tuple[str, str]], threshold: float) -> None:
+        self._threshold = threshold
+        self._texts: list[_Text] = []
+        self._having: dict[Gram, list[int]] = {}
+        for record, text in texts:
+            self.add(record, text)
+
+    def add(self, record: str, text: str) -> None:
+        """Take in one more training text."""
+        made = _text("training", record, text)
+        for gram in made.grams:
+            self._having.setdefault(gram, []).append(len(self._texts))
+        self._texts.append(made)
+
+    def hit(self, record: str, text: str) -> Hit | None:
+        """Return the first training text that gives an evaluation text away, another record than itself."""
+        wanted = _text("new", record, text)
+        counts = Counter({g: len(self._having.get(g, ())) for g in wanted.grams})
+        rare = _prefix(wanted, counts, self._threshold)
+        for number in sorted({n for g in rare for n in self._having.get(g, ())}):
+            train = self._texts[number]
+            reason, similarity = _compare(train, wanted, self._threshold)
+            if reason:
+                span = wanted.words.strip()[:200]
+                return Hit(train.set, train.id, wanted.set, record, reason, round(similarity, 4), span)
+        return None
+
+
+def _prefix(text: _Text, counts: Counter[Gram], threshold: float) -> list[Gram]:
+    """Return the rarest 3-grams of which any text that is near enough, or holds this one, has at least one."""
+    size = len(text.grams)
+    needed = max(1, size - ceil(threshold * size) + 1)
+    return sorted(text.grams, key=lambda g: (counts[g], g))[:needed]
+
+
+def _compare(train: _Text, text: _Text, threshold: float) -> tuple[str, float]:
+    """Return why a training text gives an evaluation text away, empty where it does not, and how alike they are."""
+    if train.words == text.words:
+        return "text", 1.0
+    if text.words in train.words and text.words.count(" ") > CONTAINED_WORDS:
+        return "contained", 1.0
+    shared = len(train.grams & text.grams)
+    similarity = shared / (len(train.grams) + len(text.grams) - shared)
+    alike = train.entities <= text.entities or text.entities <= train.entities
+    return ("near_duplicate", similarity) if similarity >= threshold and alike else ("", similarity)
+
+
 def _text(name: str, record: str, text: str) -> _Text:
     words = normalised(text)
     parts = words.split()
@@ -85,14 +135,8 @@ class _Index:
         counts = Counter(g for t in self._texts for g in t.grams)
         for number, text in enumerate(self._texts):
             self._ids.setdefault(text.id, []).append(number)
-            for gram in self._prefix(text, counts):
+            for gram in _prefix(text, counts, threshold):
                 self._rare.setdefault(gram, []).append(number)
-
-    def _prefix(self, text: _Text, counts: Counter[Gram]) -> list[Gram]:
-        """Return the rarest 3-grams of which any text that is near enough, or holds this one, has at least one."""
-        size = len(text.grams)
-        needed = max(1, size - ceil(self._threshold * size) + 1)
-        return sorted(text.grams, key=lambda g: (counts[g], g))[:needed]
 
     def hits(self, train: _Text) -> list[Hit]:
         """Return the evaluation texts that a training text gives away."""
@@ -101,18 +145,8 @@ class _Index:
         found: list[Hit] = []
         for number in sorted(candidates | same_id):
             text = self._texts[number]
-            reason, similarity = ("id", 1.0) if number in same_id else self._compare(train, text)
+            reason, similarity = ("id", 1.0) if number in same_id else _compare(train, text, self._threshold)
             if reason:
                 span = text.words.strip()[:200]
                 found.append(Hit(train.set, train.id, text.set, text.id, reason, round(similarity, 4), span))
         return found
-
-    def _compare(self, train: _Text, text: _Text) -> tuple[str, float]:
-        if train.words == text.words:
-            return "text", 1.0
-        if text.words in train.words and text.words.count(" ") > CONTAINED_WORDS:
-            return "contained", 1.0
-        shared = len(train.grams & text.grams)
-        similarity = shared / (len(train.grams) + len(text.grams) - shared)
-        alike = train.entities <= text.entities or text.entities <= train.entities
-        return ("near_duplicate", similarity) if similarity >= self._threshold and alike else ("", similarity)

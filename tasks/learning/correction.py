@@ -105,30 +105,52 @@ class Corrected:
 
 
 def correct(rows: Sequence[TrainingRow], trainer: Sequence[list[float]], spec: Correction) -> Corrected:
-    """Set `old_logprobs` and `corrections` of the rows; return those that stay in the mean."""
+    """Set `old_logprobs` and `corrections` of the rows; return those that stay in the mean.
+
+    The rows of one trajectory are judged and rejected together.
+    """
     if not rows:
         return Corrected([], {}, {})
-    columns = max(len(r.ids) for r in rows)
-    mask_BT = torch.zeros(len(rows), columns, dtype=torch.bool)
-    d_BT = torch.zeros(len(rows), columns, dtype=torch.float64)
-    for i, (row, values) in enumerate(zip(rows, trainer, strict=True)):
+    places, (lines, columns) = _places(rows)
+    mask_BT = torch.zeros(lines, columns, dtype=torch.bool)
+    d_BT = torch.zeros(lines, columns, dtype=torch.float64)
+    advantages_B = torch.zeros(lines)
+    for row, values, (b, start) in zip(rows, trainer, places, strict=True):
         assert row.sampler_logprobs is not None, "a correction needs sampler logprobs"
         row.old_logprobs = values
-        mask_BT[i, : len(row.ids)] = torch.tensor(row.mask)
-        d_BT[i, : len(row.ids)] = torch.tensor(values, dtype=torch.float64) - torch.tensor(
+        end = start + len(row.ids)
+        mask_BT[b, start:end] = torch.tensor(row.mask)
+        d_BT[b, start:end] = torch.tensor(values, dtype=torch.float64) - torch.tensor(
             row.sampler_logprobs, dtype=torch.float64
         )
+        advantages_B[b] = row.advantage
     d_BT = log_ratios(d_BT, torch.zeros_like(d_BT), mask_BT)
-    out = rejected(d_BT, mask_BT, torch.tensor([r.advantage for r in rows]), spec)
-    gone_B = torch.stack(list(out.values())).any(0) if out else torch.zeros(len(rows), dtype=torch.bool)
+    out = rejected(d_BT, mask_BT, advantages_B, spec)
+    gone_B = torch.stack(list(out.values())).any(0) if out else torch.zeros(lines, dtype=torch.bool)
     kept_BT = mask_BT & ~gone_B[:, None]
     weights_BT = correction_weights(d_BT, kept_BT, spec)
-    for row, weights in zip(rows, weights_BT.tolist(), strict=True):
-        row.corrections = weights[: len(row.ids)]
+    by_line = weights_BT.tolist()
+    for row, (b, start) in zip(rows, places, strict=True):
+        row.corrections = by_line[b][start : start + len(row.ids)]
     figures = mismatch(d_BT, mask_BT) | {
         "correction_ess": effective_share(weights_BT, kept_BT),
         "correction_zero": float((weights_BT[kept_BT] == 0).double().mean()) if bool(kept_BT.any()) else 0.0,
         "rejected": float(gone_B.double().mean()),
     }
-    kept = [row for row, gone in zip(rows, gone_B.tolist(), strict=True) if not gone]
+    gone = gone_B.tolist()
+    kept = [row for row, (b, _) in zip(rows, places, strict=True) if not gone[b]]
     return Corrected(kept, {name: int(which.sum()) for name, which in out.items() if which.any()}, figures)
+
+
+def _places(rows: Sequence[TrainingRow]) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """Return where each row stands, (trajectory, first column), one behind the other, and the shape of it all."""
+    lines: dict[str, int] = {}
+    ends: list[int] = []
+    places: list[tuple[int, int]] = []
+    for i, row in enumerate(rows):
+        b = lines.setdefault(row.trajectory or f"row {i}", len(ends))
+        if b == len(ends):
+            ends.append(0)
+        places.append((b, ends[b]))
+        ends[b] += len(row.ids)
+    return places, (len(ends), max(ends))

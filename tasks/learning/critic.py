@@ -80,6 +80,11 @@ class CriticLearner(Learner):
         first, *_ = [self.step(own, loss) for _ in range(spec.updates_per_batch)]
         return {"value_loss": first.loss, "value_explained": _explained(rows, returns, old)}
 
+    def skip(self, spec: Critic) -> None:
+        """Let the schedule pass over a batch without a row."""
+        for _ in range(spec.updates_per_batch):
+            self.step([], partial(value_loss, clip=spec.clip))
+
 
 def value_loss(batch: Batch, clip: float | None) -> LossOutput:
     """Return the weighted value loss; a critic's batch has values for logprobs and returns for advantages."""

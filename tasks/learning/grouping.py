@@ -109,8 +109,8 @@ def visits(rewarded: Rewarded, indices: Sequence[int]) -> dict[Hashable, list[tu
 
 
 def normalised(values: list[float], floor: float | None) -> list[float]:
-    """Return values less their mean, by (sample std + floor) where one is given; a single value has nothing beside it."""
-    if len(values) < 2:
+    """Return values less their mean, by (sample std + floor) where one is given; zeros where they do not vary."""
+    if not varies(values):
         return [0.0] * len(values)
     mean = fmean(values)
     divisor = 1.0 if floor is None else stdev(values) + floor

@@ -21,8 +21,8 @@ from tasks.learning.rows import TrainingRow
 from tasks.policy.llama import Llama
 from tasks.tensors import Batch, Loss, token_weights
 
-Aggregation = Literal["token", "sequence", "sequence_sum", "turn", "absolute_token"]
-"""Mean over tokens; over rows of their mean, or of their sum; over turns of their mean; over tokens, the rows' own
+Aggregation = Literal["token", "sequence", "sequence_sum", "turn", "absolute_token", "absolute_sequence"]
+"""Mean over tokens; over rows of their mean, or of their sum; over turns of their mean; over tokens or rows, the rows' own
 weights taken as they are."""
 Mean = Aggregation | int
 """How tokens become one number; a number of tokens is a fixed budget that each row is divided by."""
@@ -231,20 +231,30 @@ class Learner:
 def row_weights(rows: Sequence[TrainingRow], aggregation: Mean) -> Tensor:
     """Return per-token weights (rows, longest row); all zeros where nothing trains.
 
-    Those of `token` and `sequence` sum to 1 over the step. In `sequence_sum` and `absolute_token` the rows' own weights
-    stand in no denominator.
+    Those of `token`, `sequence` and `turn` sum to 1 over the step. Elsewhere the rows' own weights stand in no denominator.
+    Where rows are counted, those of one trajectory count as one together.
     """
     if not rows:
         return torch.zeros(0, 0)
     mask = torch.zeros(len(rows), max(len(r.ids) for r in rows), dtype=torch.bool)
     for i, row in enumerate(rows):
         mask[i, : len(row.mask)] = torch.tensor(row.mask)
-    weights = token_weights(mask, "token" if aggregation == "absolute_token" else aggregation)
-    if all(row.weight == 1.0 for row in rows):
+    match aggregation:
+        case "absolute_token":
+            weights = token_weights(mask, "token")
+        case "absolute_sequence":
+            weights = token_weights(mask, "sequence")
+        case _:
+            weights = token_weights(mask, aggregation)
+    if all(row.weight == 1.0 and row.contexts == 1 for row in rows):
         return weights
-    given = torch.tensor([row.weight for row in rows])[:, None]
-    weights = weights * given
-    if aggregation in ("sequence_sum", "absolute_token"):
+    weights = weights * torch.tensor([row.weight for row in rows])[:, None]
+    if aggregation in ("sequence", "absolute_sequence"):
+        weights = weights * torch.tensor([1 / row.contexts for row in rows])[:, None]
+    if aggregation in ("sequence_sum", "absolute_sequence") or isinstance(aggregation, int):
+        counted = [row for row in rows if isinstance(aggregation, int) or row.trained]
+        weights = weights * len(counted) / max(1e-9, sum(1 / row.contexts for row in counted))
+    if aggregation not in ("token", "sequence", "turn"):
         return weights
     return weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
 

@@ -19,6 +19,10 @@ class TrainingRow:
     weight: float = 1.0
     temperature: float = 1.0
     """Logits are divided by it before the log-softmax."""
+    trajectory: str = ""
+    """What the row is of."""
+    contexts: int = 1
+    """Rows of its trajectory."""
     group: str = ""
     """Rows of one group share their prompt."""
     advantage: float = 0.0
@@ -221,6 +225,7 @@ def _rows(
         row = TrainingRow(
             id=trajectory.id if len(spans) == 1 else f"{trajectory.id}/{number}",
             source=source,
+            trajectory=trajectory.id,
             ids=trajectory.ids[start:end],
             mask=mask,
             temperature=float(trajectory.sampling.get("temperature", 1.0)) if behaviour else 1.0,
@@ -229,4 +234,6 @@ def _rows(
             advantages=None if advantages is None else advantages[start:end],
         )
         made.append(row)
+    for row in made:
+        row.contexts = len(made)
     return made

@@ -14,7 +14,7 @@ from tasks.episodes.driver import identical_completions
 from tasks.learning.algorithms import policy_gradient_for, turn_advantages_for
 from tasks.learning.algorithms.dapo import penalty
 from tasks.learning.algorithms.reinforce import next_mean
-from tasks.learning.grouping import FLAT, GroupCounts, Rewarded, TurnValues, Walk, count_groups
+from tasks.learning.grouping import FLAT, GroupCounts, Rewarded, TurnValues, Walk, count_groups, varies
 
 
 @dataclass(slots=True)
@@ -31,7 +31,9 @@ class GroupStats:
     flat_wrong: int
     """Groups without variance in which none did."""
     silent: int = 0
-    """Groups in which every advantage is 0 or none was given."""
+    """Groups in which every advantage is 0 or none was given; where turns have their own, those whose rewards are equal."""
+    unmoved: list[str] = field(default_factory=list)
+    """Judged trajectories of silent groups: their advantage is 0."""
     flat: bool = True
     """Nothing can be compared: no advantage is other than 0 or, where a critic judges, all rewards are the same."""
     turn_advantages: dict[str, list[float]] = field(default_factory=dict)
@@ -63,8 +65,13 @@ def group_stats(
     if isinstance(spec, REINFORCE) and spec.baseline == "running_mean":
         stats.running_mean = next_mean(rewarded, spec)
     for given in rewarded.members().values():
-        if not (isinstance(spec, ValueBased) and given) and not any(v for i in given for v in turns[i] or []):
+        rewards = [rewarded.value(i) for i in given]
+        alike = by_turn is not None and not varies(rewards)  # lengths alone tell turns apart
+        if not (isinstance(spec, ValueBased) and given) and (
+            alike or not any(v for i in given for v in turns[i] or [])
+        ):
             stats.silent += 1
+            stats.unmoved += [trajectories[i].id for i in given]
         else:
             stats.advantages |= {trajectories[i].id: values[i] or 0.0 for i in given}
             if by_turn is not None:
@@ -73,7 +80,6 @@ def group_stats(
             continue
         successes = sum(bool(trajectories[i].success) for i in given)
         stats.mixed += 0 < successes < len(given)
-        rewards = [rewarded.value(i) for i in given]
         if max(rewards) - min(rewards) < FLAT:
             stats.flat_right += successes == len(given)
             stats.flat_wrong += successes == 0

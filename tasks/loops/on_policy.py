@@ -4,12 +4,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from specs.errors import Interrupted, TrainingError
-from specs.policy_gradient import PolicyGradientAlgorithm, ValueBased
+from specs.policy_gradient import DAPO, PolicyGradientAlgorithm, TurnCredit, ValueBased
 from specs.records import Trajectory
 from tasks.learning.checkpoints import Pace
 from tasks.learning.critic import CriticLearner
@@ -20,7 +21,7 @@ from tasks.loops.fit import Hooks
 from tasks.loops.groups import GroupStats, overlong_figures, rollout_figures
 from tasks.loops.order import ProblemOrder
 from tasks.loops.resampling import StepRollouts, draw_step
-from tasks.loops.updates import left_out, update
+from tasks.loops.updates import StepRows, left_out, update
 from tasks.policy.llama import Llama
 
 _log = logging.getLogger(__name__)
@@ -67,13 +68,15 @@ class OnPolicyReport:
     skipped_steps: int = 0
     """Steps without an update: no group varied, or what varied was left out."""
     dropped: dict[str, int] = field(default_factory=dict)
+    missing_logprobs: int = 0
+    """Tokens that did not train, as the sampler gave no logprob."""
     notes: list[str] = field(default_factory=list)
     probe: list[TrainingRow] = field(default_factory=list)
     """A few rows of the last step, to try a saved policy on."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a checkpoint; notes and probe belong to the attempt and stay out."""
-        names = "curve flat_run running_mean draws rollouts policy_tokens trained_tokens skipped_steps dropped"
+        names = "curve flat_run running_mean draws rollouts policy_tokens trained_tokens skipped_steps dropped missing_logprobs"
         return {name: getattr(self, name) for name in names.split()}
 
     def take(self, data: dict[str, Any]) -> None:
@@ -166,6 +169,7 @@ def _train(
     report.trained_tokens += done.trained_tokens
     figures |= done.figures
     report.curve.append(figures)
+    report.missing_logprobs += done.missing_logprobs
     report.probe = rows_from(trajectories[:PROBE], max_length=stage.max_length, truncated="score")[0]
     seconds = rollout_seconds + time.monotonic() - began
     speed = sum(len(t.ids) for t in trajectories) / max(1e-9, seconds)
@@ -176,17 +180,28 @@ def _train(
         raise TrainingError(_flat_message(spec, stats, report.flat_run))
 
 
-def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[list[TrainingRow], dict[str, int]]:
-    """Return the rows that train, and the trajectories that do not by reason."""
-    rows, made = rows_from(
-        [t for t in drawn.collected.trajectories if t.id in drawn.stats.advantages],
+def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int]]:
+    """Return the rows that train, and the trajectories that do not by reason.
+
+    Silent groups have an advantage of 0. KL and entropy are of all trajectories, so that there they train; else a mean
+    over trajectories counts them. What dynamic sampling has replaced is in neither.
+    """
+    spec, stats, found = stage.spec, drawn.stats, drawn.collected.trajectories
+    make = partial(
+        rows_from,
         max_length=stage.max_length,
-        truncated="drop" if stage.spec.truncated == "mask" else "score",
+        truncated="drop" if spec.truncated == "mask" else "score",
         behaviour=True,
-        advantages=drawn.stats.advantages,
-        turn_advantages=drawn.stats.turn_advantages or None,
     )
-    return rows, made.dropped
+    unmoved = set[str]() if isinstance(spec, DAPO) and spec.resample is not None else set(stats.unmoved)
+    advantages, turns = dict(stats.advantages), dict(stats.turn_advantages)
+    if spec.kl_coef > 0 or spec.entropy_coef != 0:
+        advantages |= dict.fromkeys(unmoved, 0.0)
+        turns |= {t.id: [0.0] * len(t.turns) for t in found if t.id in unmoved} if isinstance(spec, TurnCredit) else {}
+        unmoved = set()
+    rows, made = make([t for t in found if t.id in advantages], advantages=advantages, turn_advantages=turns or None)
+    counted, _ = make([t for t in found if t.id in unmoved])
+    return StepRows(rows, len({row.trajectory for row in counted})), made.dropped
 
 
 def _flat_message(spec: PolicyGradientAlgorithm, stats: GroupStats, steps: int) -> str:

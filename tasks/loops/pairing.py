@@ -1,6 +1,7 @@
 """Pairs of a preferred and a rejected trajectory: which are made of rollouts, and which of them can train."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -138,14 +139,14 @@ def pair_rows(
 
 
 def _share_again(pairs: list[Pair], rows: list[tuple[TrainingRow, TrainingRow]]) -> None:
-    """Make the weights of each problem's remaining pairs sum to 1."""
+    """Make the weights of each problem's remaining pairs sum to 1; those of the rows have a mean of 1 over all pairs."""
     totals: dict[str, float] = {}
     for pair in pairs:
         totals[pair.problem_id] = totals.get(pair.problem_id, 0.0) + pair.weight
     for pair, sides in zip(pairs, rows, strict=True):
         pair.weight /= totals[pair.problem_id]
         for row in sides:
-            row.weight = pair.weight
+            row.weight = pair.weight * len(pairs) / len(totals)
 
 
 def require_pairs(report: PairReport, spec: Pairing, stage: str) -> None:
@@ -163,18 +164,37 @@ def require_pairs(report: PairReport, spec: Pairing, stage: str) -> None:
 
 
 def mismatched(rows: Sequence[TrainingRow], problems: Sequence[str], max_length: int) -> dict[int, TrainingRow]:
-    """Return, by row, its prompt with the completion of the next row of another problem; none where all are of one."""
+    """Return, by row, its prompt with the completion of a row of another problem; none where all are of one.
+
+    The completion is as preferred as the row's own, so that both sides enter evenly. It is that of the row as many places
+    on as the row's problem has rows of its side, so that the pairs of the next problem take turns.
+    """
+    partners: dict[int, int] = {}
+    for side in (True, False):
+        partners |= _partners([i for i, row in enumerate(rows) if row.preferred is side], problems)
     found: dict[int, TrainingRow] = {}
     for i, row in enumerate(rows):
-        others = (k % len(rows) for k in range(i + 1, i + len(rows)))
-        j = next((k for k in others if problems[k] != problems[i]), None)
-        if j is None:
+        if i not in partners:
             return {}
+        j = partners[i]
         prompt, other = row.mask.index(True), rows[j]
         start = other.mask.index(True)
         ids = [*row.ids[:prompt], *other.ids[start : other.length]][:max_length]
         mask = [*[False] * prompt, *other.mask[start : other.length]][:max_length]
         found[i] = TrainingRow(id=f"{row.id} with {other.id}", source=row.source, ids=ids, mask=mask)
+    return found
+
+
+def _partners(side: Sequence[int], problems: Sequence[str]) -> dict[int, int]:
+    """Return, by row of one side, the row of another problem whose completion it is mismatched with."""
+    counts = Counter(problems[i] for i in side)
+    found: dict[int, int] = {}
+    for at, i in enumerate(side):
+        own = counts[problems[i]]
+        others = (side[(at + step) % len(side)] for step in range(own, own + len(side)))
+        partner = next((k for k in others if problems[k] != problems[i]), None)
+        if partner is not None:
+            found[i] = partner
     return found
 
 

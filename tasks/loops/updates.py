@@ -4,15 +4,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 
 from specs.errors import TrainingError
-from specs.policy_gradient import PolicyGradientAlgorithm, TurnPPO, ValueBased
+from specs.policy_gradient import PPO, SAO, PolicyGradientAlgorithm, TurnPPO, ValueBased
 from tasks.learning.algorithms import loss_for
 from tasks.learning.correction import correct
 from tasks.learning.critic import CriticLearner, estimate
 from tasks.learning.learner import Learner, Mean, StepReport
 from tasks.learning.rows import TrainingRow
 from tasks.policy.llama import Llama
+
+
+@dataclass(slots=True)
+class StepRows:
+    """The rows of a batch that train, and what else a mean counts."""
+
+    rows: list[TrainingRow]
+    unmoved: int = 0
+    """Further trajectories, with an advantage of 0: sums over tokens are divided by them too."""
 
 
 @dataclass(slots=True)
@@ -25,12 +35,14 @@ class Updated:
     warm_up: bool = False
     """Only the critic was to learn."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Rows left out of the mean, by reason."""
+    """Trajectories left out of the mean, by reason."""
+    missing_logprobs: int = 0
+    """Tokens without a sampler logprob; they do not train."""
 
 
 def update(
     learner: Learner,
-    rows: list[TrainingRow],
+    batch: StepRows,
     spec: PolicyGradientAlgorithm,
     reference: Llama | None,
     *,
@@ -43,8 +55,10 @@ def update(
     With a correction, ratios are to the trainer's logprobs before the first pass, and the sampler enters by its weights.
     A critic gives the advantages and then learns; in its warm-up it learns alone.
     """
-    rows, missing = without_missing(rows, spec.max_missing_logprobs, step)
-    dropped, figures = {"missing_logprob": missing} if missing else {}, dict[str, float]()
+    by_turn = isinstance(spec, TurnPPO) or spec.aggregation == "turn"
+    rows, missing = without_missing(batch.rows, spec.max_missing_logprobs, step, whole_turns=by_turn)
+    gone = trajectories(batch.rows) - trajectories(rows)
+    dropped, figures = {"missing_logprob": gone} if gone else {}, dict[str, float]()
     if spec.correction is not None and rows:
         corrected = correct(rows, learner.logprobs(rows), spec.correction)
         left_out(dropped, corrected.rejected)
@@ -53,13 +67,11 @@ def update(
         assert reference is not None, "kl_coef > 0 needs a reference"
         for row, values in zip(rows, learner.logprobs(rows, reference), strict=True):
             row.reference_logprobs = values
-    warm_up = False
-    if isinstance(spec, ValueBased) and rows:
+    _share(rows, spec, batch.unmoved)
+    warm_up = isinstance(spec, ValueBased) and step < spec.critic.warmup_steps
+    if isinstance(spec, ValueBased):
         assert critic is not None, "advantages come from a critic"
-        values = critic.values(rows)
-        found = estimate(rows, values, spec, by_turn=isinstance(spec, TurnPPO))
-        figures |= critic.fit(found.rows, found.returns, values, spec.critic)
-        warm_up = step < spec.critic.warmup_steps
+        figures |= _criticise(critic, rows, spec)
     reports = [] if warm_up else _passes(learner, rows, spec, mean_of(spec, max_length), step)
     return Updated(
         updated=any(r.updated for r in reports),
@@ -67,7 +79,31 @@ def update(
         trained_tokens=sum(r.trained_tokens for r in reports),
         figures=_figures(reports) | figures,
         dropped=dropped,
+        missing_logprobs=missing,
     )
+
+
+def _criticise(critic: CriticLearner, rows: list[TrainingRow], spec: PPO | TurnPPO | SAO) -> dict[str, float]:
+    """Give the rows their advantages and let the critic learn; without rows its schedule alone goes on."""
+    if not rows:
+        critic.skip(spec.critic)
+        return {}
+    values = critic.values(rows)
+    found = estimate(rows, values, spec, by_turn=isinstance(spec, TurnPPO))
+    return critic.fit(found.rows, found.returns, values, spec.critic)
+
+
+def trajectories(rows: Sequence[TrainingRow]) -> int:
+    """Return of how many trajectories the rows are."""
+    return len({row.trajectory or row.id for row in rows})
+
+
+def _share(rows: Sequence[TrainingRow], spec: PolicyGradientAlgorithm, unmoved: int) -> None:
+    """Let the mean over trajectories count those that have an advantage of 0 and are not among the rows."""
+    if unmoved and spec.aggregation in ("constant", "sequence_sum"):
+        count = trajectories(rows)
+        for row in rows:
+            row.weight *= count / (count + unmoved)
 
 
 def _passes(
@@ -103,10 +139,13 @@ def mean_of(spec: PolicyGradientAlgorithm, max_length: int) -> Mean:
     return spec.aggregation
 
 
-def without_missing(rows: Sequence[TrainingRow], most: float, step: int) -> tuple[list[TrainingRow], int]:
+def without_missing(
+    rows: Sequence[TrainingRow], most: float, step: int, *, whole_turns: bool = False
+) -> tuple[list[TrainingRow], int]:
     """Return the rows without the tokens whose sampler logprob is missing, and how many those are.
 
-    A row of which nothing is left goes. TrainingError where more than `most` of the tokens are missing.
+    A row of which nothing is left goes. `whole_turns`: a turn with such a token does not train at all, as what is left of
+    it would count as turns of its own. TrainingError where more than `most` of the tokens are missing.
     """
     kept: list[TrainingRow] = []
     missing = total = 0
@@ -115,6 +154,8 @@ def without_missing(rows: Sequence[TrainingRow], most: float, step: int) -> tupl
         mask = [m and math.isfinite(p) for m, p in zip(row.mask, given, strict=True)]
         gone = row.trained - sum(mask)
         missing, total = missing + gone, total + row.trained
+        if gone and whole_turns:
+            mask = _whole_turns(row.mask, mask)
         if any(mask):
             kept.append(replace(row, mask=mask) if gone else row)
     if total and missing / total > most:
@@ -123,6 +164,15 @@ def without_missing(rows: Sequence[TrainingRow], most: float, step: int) -> tupl
             f"is {most:g}. The sampler cuts its distribution (top-p, top-k) or loses them; set it to record them all"
         )
     return kept, missing
+
+
+def _whole_turns(mask: list[bool], given: list[bool]) -> list[bool]:
+    """Return the mask without the turns (runs of trained tokens) of which a token is not given."""
+    kept: list[bool] = []
+    for inside, run in groupby(range(len(mask)), key=lambda t: mask[t]):
+        turn = list(run)
+        kept += [inside and all(given[t] for t in turn)] * len(turn)
+    return kept
 
 
 def left_out(total: dict[str, int], *more: dict[str, int]) -> None:

@@ -41,6 +41,8 @@ def verify(trajectory, problem):
 SLIPS = {
     "range": {"score": 7, "passed": True},
     "bool": {"score": True, "passed": True},
+    "huge": {"score": 10**400, "passed": True},
+    "half": {"score": 1, "passed": True, "evidence": {"said": "\ud800"}},
     "word": {"score": 1, "passed": "yes"},
     "empty": {},
     "evidence": {"score": 1, "passed": True, "evidence": "x" * 30000},

@@ -177,7 +177,8 @@ def misbehave(calls):
         while True:
             sys.stdout.write("x" * 65536)
     told = {"noise": "hello?", "nan": '{"id": %d, "data": {"x": NaN}}', "event": '{"id": %d, "data": {}, "event": "boo"}',
-            "stale": '{"id": 1, "data": {}}', "shape": '{"id": %d, "data": 3}'}  # fmt: skip
+            "stale": '{"id": 1, "data": {}}', "shape": '{"id": %d, "data": 3}',
+            "half": '{"id": %d, "data": {"x": "\\ud800"}}'}  # fmt: skip
     if BROKEN in told:
         line = told[BROKEN]
         print(line % CURRENT["id"] if "%d" in line else line, flush=True)

@@ -59,7 +59,7 @@ def test_world_verifier_and_agent_of_ones_own_train_a_policy(
     nodes = run(folder, capsys)
     assert {n["status"] for n in nodes.values()} <= {"completed", "held", "skipped", "gate failed", "gate_failed"}
     rolled = trajectories(home, nodes["harvest.collect1"])
-    assert {t.agent for t in rolled} == {"external/flat@1"}
+    assert {t.agent for t in rolled} == {"external/flat@2"}
     assert {t.environment_version for t in rolled} == {"process@1/lamps-2"}
     assert {v.version for t in rolled for v in t.verdicts} == {"process@1/lamp-rules-1", "tool_trace@1"}
     assert {t.status for t in rolled} <= {"finished", "turn_limit", "truncated", "tool_error"}

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from flows import registry
-from flows.answers import answers
+from flows.answers import answers, held_gates
 from flows.cli import main
+from flows.scheduling import ended_state
 from flows.state import State
 from tests.flows import nightly
 
@@ -94,6 +95,48 @@ def test_other_evidence_asks_again(file: Path, capsys: pytest.CaptureFixture[str
     assert main(["reject", "nightly", "--by", "Ada"]) == 0
     assert main(["run", str(file), "--no-services", "--json"]) == 3
     assert len(answers(state().home, "nightly")) == 2
+
+
+def test_an_answer_names_the_evidence_that_was_looked_at(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "nightly", "--json"]) == 0
+    (looked,) = said(capsys)["held"]
+    evidence = looked["evidence"][:16]
+    assert f"tutelage approve nightly ship --evidence {evidence}" in looked["text"]
+    assert f"tutelage reject nightly ship --evidence {evidence}" in looked["text"]
+    nightly.problems(file.parent, nightly.FEW, seed=2)
+    assert main(["run", str(file), "--no-services", "--json"]) == 7  # as a schedule would, while the person reads
+    capsys.readouterr()
+    assert main(["approve", "nightly", "ship", "--evidence", evidence, "--by", "Ada"]) == 2
+    printed = capsys.readouterr()
+    assert answers(state().home, "nightly") == []
+    record = state().last("nightly")
+    assert record is not None
+    (now,) = held_gates(state(), record)
+    assert now.evidence != looked["evidence"]
+    for part in (f"'{evidence}'", now.evidence[:16], "teach", now.sentence, record.execution):
+        assert part in printed.err
+    assert main(["approve", "nightly", "ship", "--evidence", now.evidence[:16], "--by", "Ada"]) == 0
+    shown, *_, last = capsys.readouterr().out.splitlines()
+    assert shown == f"nightly: gate.ship, candidate teach, evidence {now.evidence[:16]}: {now.sentence}"
+    assert last.startswith("the next run promotes (teach)")
+    (one,) = answers(state().home, "nightly")
+    assert one.evidence == now.evidence
+
+
+@pytest.mark.parametrize("evidence", ["", "abc", "not hexadecimal", "0" * 65])
+def test_evidence_that_names_nothing_is_refused(file: Path, capsys: pytest.CaptureFixture[str], evidence: str) -> None:
+    assert main(["approve", "nightly", "--evidence", evidence]) == 2
+    assert "expected the first 8 to 64 hexadecimal digits" in capsys.readouterr().err
+    assert answers(state().home, "nightly") == []
+
+
+def test_the_held_state_says_how_to_answer(file: Path) -> None:
+    record = state().last("nightly")
+    assert record is not None
+    (gate,) = held_gates(state(), record)
+    message = ended_state(state(), "nightly", 7, "").message
+    assert f"`tutelage approve nightly ship --evidence {gate.evidence[:16]}`" in message
+    assert f"`tutelage reject nightly ship --evidence {gate.evidence[:16]}`" in message
 
 
 def test_what_cannot_be_answered_is_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

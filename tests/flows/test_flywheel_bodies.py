@@ -27,6 +27,7 @@ from tasks.policy.initial import from_scratch
 from tasks.policy.store import save_policy
 from tasks.tokens.text import compact_json, fragments
 from tests.flows.test_stages import MUON, POLICY, SCRATCH, SHARED, dump, node, read
+from tests.tasks.judging.builders import trajectory
 
 FAULT = ToolFault(tool="check_stock", probability=0.4)
 DESK = OrderDesk(kind="order_desk", types=["stock"], max_turns=6, faults=[FAULT])
@@ -53,7 +54,7 @@ def attributed(folder: Path, at: At, **changes: Any) -> NodeContext:
     params = COMMON | {
         "program": "p", "round": 1, "sources": {"train": "train"}, "causes_from": [], "regression": None, **changes,
     }  # fmt: skip
-    inputs = {"start": at["taught"], "mined": at["mined"], "data.train": at["train"], "data.golden": at["golden"]}
+    inputs = {"evidence": at["taught"], "mined": at["mined"], "data.train": at["train"], "data.golden": at["golden"]}
     return node(folder, "cases", inputs, params)
 
 
@@ -183,7 +184,7 @@ def test_failures_of_evaluation_sets_count_and_are_held_back_from_the_regression
     mining.mine(rolled)
     write_shards(evaluated / "trajectories", read_shards(rolled.out / "trajectories"))
     cases = attributed(tmp_path, at, sources={"golden": "golden"}, causes_from=["golden"])
-    cases.inputs["start"] = tmp_path
+    cases.inputs["evidence"] = tmp_path
     del cases.inputs["mined"]
     flywheel.attribute(cases)
     assert {c["role"] for c in read_rows(cases.out / "cases.jsonl")} == {"golden"}
@@ -213,21 +214,63 @@ def test_a_second_round_keeps_apart_from_the_first_and_adds_to_its_pools(at: At,
     assert {r["problem"]["id"] for r in read_rows(both.out / "records.jsonl")} == first_ids | second_ids
 
 
+def test_pools_over_rounds_keep_their_size_and_every_rollout(tmp_path: Path) -> None:
+    def filled(name: str, tokens: list[int]) -> Path:
+        rolled = [trajectory(0, ids=[t] * 2, success=True, status="finished") for t in tokens]
+        for t in rolled:
+            t.id = "collect/p0#0"  # rollouts of several nodes of a kind may share a name
+        folder = tmp_path / name
+        for pool in ("anchor", "successes"):
+            write_shards(folder / "pools" / pool / "trajectories", rolled)
+            (folder / "pools" / pool / "records.jsonl").write_text("")
+            (folder / "pools" / pool / "summary.json").write_text("{}")
+        return folder
+
+    first, second = filled("first", [1, 2, 3]), filled("second", [3, 4])
+    one = node(tmp_path, "pool1", {"remedy": first}, {"pool": "successes", "size": 4})
+    remedying.pool(one)
+    assert sorted(t.ids[0] for t in read_shards(one.out / "trajectories")) == [1, 2, 3]
+    both = node(tmp_path, "pool2", {"remedy": second, "earlier": one.out}, {"pool": "successes", "size": 3})
+    notes = remedying.pool(both).notes
+    kept = [t.ids[0] for t in read_shards(both.out / "trajectories")]
+    assert set(kept) > {3, 4}
+    assert len(kept) == 3 == read(both.out / "summary.json")["records"]
+    assert notes == ["pool successes: 1 older trajectories are beyond its size and were left out"]
+
+
+def test_where_the_remedies_stopped_for_the_reward_only_the_ledger_is_published(at: At, tmp_path: Path) -> None:
+    (tmp_path / "decision.json").write_text('{"go": false, "held": "round1.remedy"}')
+    inputs = {"remedy": at["remedy"], "cases": at["cases"], "proceed": tmp_path, "start": at["taught"]}
+    done = node(tmp_path, "publish", inputs, {"program": "p", "round": 1, "stages": []})
+    done.execution["home"] = str(tmp_path / "home")
+    remedying.publish(done)
+    told = read(done.out / "published.json")
+    assert (told["problems"], told["trained"]) == (0, 0)
+    cases = published.cases(tmp_path / "home", "p")
+    assert len(cases) == told["cases"] > 0
+    assert {(c["life"], c["regression"]) for c in cases} == {("open", None)}, "a later round holds something back"
+
+
 def test_publishing_grows_the_pool_once_and_ages_the_cases(at: At, tmp_path: Path) -> None:
     held = [r["id"] for r in read_rows(at["remedy"] / "pools" / "regression" / "records.jsonl")]
 
-    def publish(solved: dict[str, bool]) -> dict[str, Any]:
+    def publish(solved: dict[str, bool], stage: Path = at["mined"]) -> dict[str, Any]:
         cases = tmp_path / f"cases{len(list(tmp_path.iterdir()))}"
         cases.mkdir()
         (cases / "causes.json").write_text(json.dumps({"regression": solved}))
-        done = node(tmp_path, "publish", {"remedy": at["remedy"], "cases": cases}, {"program": "p", "round": 1})
+        stages = [{"id": "stage.mend", "from": "start", "pools": ["repaired", "hard"]}]
+        inputs = {"remedy": at["remedy"], "cases": cases, "start": at["taught"], "stage.mend": stage}
+        done = node(tmp_path, "publish", inputs, {"program": "p", "round": 1, "stages": stages})
         done.execution["home"] = str(tmp_path / "home")
         remedying.publish(done)
         return read(done.out / "published.json")
 
-    first, again = publish({}), publish({})
+    first, again = publish({}, at["taught"]), publish({}, at["taught"])
     assert first == again
     assert first["problems"] == len(held) > 0
+    lives = {c["regression"]: c["life"] for c in published.cases(tmp_path / "home", "p")}
+    assert lives[held[0]] == "open", "the stage was skipped: what it hands on is what it starts from"
+    publish({})
     lives = {c["regression"]: c["life"] for c in published.cases(tmp_path / "home", "p")}
     assert lives[held[0]] == "in_training"
     publish({held[0]: True, held[1]: False})

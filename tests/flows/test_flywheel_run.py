@@ -58,10 +58,10 @@ flywheel:
 """
 
 
-def run(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str) -> dict[str, Any]:
-    code = main(["run", str(file), "--no-services", "--json", *arguments])
+def run(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+    ended = main(["run", str(file), "--no-services", "--json", *arguments])
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert code == 0, told
+    assert ended == code, told
     return told
 
 
@@ -83,6 +83,12 @@ def test_a_round_closes_and_its_cases_judge_the_next_run(
     held = {r["id"] for r in pools.records(home, published)}
     mined = {c["problem_id"] for c in pools.cases(home, "wheel")}
     assert not held & mined, "a failure on a training source is held back by a sibling, never itself"
+    lives = {c["life"] for c in pools.cases(home, "wheel")}
+    assert "in_training" in lives, "the stage ran on siblings of cases"
+    trained = pools.newest(home, "wheel", "trained")
+    assert trained is not None
+    assert trained.rows > 0
+    assert held.isdisjoint(r["id"] for r in pools.records(home, trained))
     report = Path(first["report"]).read_text()
     assert "<h2>Rounds</h2>" in report
     assert "golden, after" in report
@@ -94,3 +100,10 @@ def test_a_round_closes_and_its_cases_judge_the_next_run(
     assert later["data.regress"]["metrics"]["records"] == published.rows
     assert later["teach"]["status"] == "reused", "the pool's new version trains nothing anew"
     assert later["eval.teach.regress"]["status"] == "completed"
+
+    stopped = PROGRAM.replace("default: repair", "default: stop_for_reward_fix")
+    file.write_text(stopped.replace("{anchor: 0.5, repaired: 0.3, successes: 0.2}", "[demos]").replace("pools:", "#"))
+    held = run(capsys, file, code=7)
+    ends = {n["node"]: (n["status"], n["reason"]) for n in held["nodes"] if n["node"].endswith("@1")}
+    assert set(ends.values()) == {("skipped", "round1.remedy is held")}
+    assert pools.newest(home, "wheel", "regression") == published, "only the ledger is published"

@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from flows.answers import held_gates
 from flows.drive import Finish, Request, drive
+from flows.hooks import Hooks
 from flows.leases import driver_lease
 from flows.nodes import Plan
 from flows.reconcile import reconcile
-from flows.state import State
+from flows.state import RunRecord, State
 from specs.notify import Notify
 from tests.flows.toy_program import entry_for, plan
 
@@ -54,7 +56,10 @@ def test_a_command_reads_what_happened(home: Path, tmp_path: Path) -> None:
     (event,) = told(tmp_path / "told")  # a held gate needs a person, and is told once
     assert (event["event"], event["node"], event["program"]) == ("held", "gate.ship", "toy")
     assert event["execution"] == finish.record.execution
-    assert "tutelage approve toy ship" in event["what_to_do"]
+    (gate,) = held_gates(State(home), finish.record)
+    assert (event["evidence"], event["candidate"]) == (gate.evidence, "teach")
+    for verb in ("approve", "reject"):
+        assert f"tutelage {verb} toy ship --evidence {gate.evidence[:16]}" in event["what_to_do"]
     run(home, plan("inconclusive"), command(tmp_path / "again", "held", "completed"))
     assert told(tmp_path / "again") == []  # nothing happened: everything was reused
 
@@ -94,6 +99,7 @@ def test_a_crash_is_told_by_the_next_run(home: Path, tmp_path: Path) -> None:
         ([sys.executable, "-c", "import sys; sys.exit('no mail today')"], "ended with status 1: no mail today"),
         ([sys.executable, "-c", "import time; time.sleep(60)"], "did not end within 0.5 s"),
         ([sys.executable, "-c", "print(1)", "${env:TUTELAGE_NOT_SET}"], "TUTELAGE_NOT_SET is not set"),
+        ([sys.executable, "-c", "print(1)", "a\0b"], "cannot be run (ValueError)"),
     ],
 )
 def test_a_hook_that_fails_is_shown_and_fails_nothing(home: Path, argv: list[str], said: str) -> None:
@@ -122,6 +128,10 @@ class _Hook(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
+        if _Hook.answer < 0:  # no HTTP, once
+            _Hook.answer = 200
+            self.wfile.write(b"hook-canary is no status line\r\n\r\n")
+            return
         if _Hook.answer == 0:  # a byte now and then, for ever
             self.send_response(200)
             self.end_headers()
@@ -166,6 +176,41 @@ def test_an_address_gets_the_event_and_is_never_shown(
     finish = run(home, plan("inconclusive"), hook.model_copy(update={"on": ["held"]}))
     assert "cannot be reached (URLError)" in finish.notes[0]
     assert not any(b"hook-canary" in p.read_bytes() for p in home.rglob("*") if p.is_file())
+
+
+def test_an_answer_that_is_no_http_is_shown_and_later_events_go_out(
+    home: Path, address: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _Hook.answer = -1
+    hook = Notify(on=["promoted", "completed"], webhook="${env:TUTELAGE_TEST_HOOK}", timeout_seconds=5.0)
+    finish = run(home, plan(), hook)
+    assert finish.exit_code == 0
+    (note,) = finish.notes
+    assert "notify promoted: ${env:TUTELAGE_TEST_HOOK} cannot be reached (BadStatusLine)" in note
+    assert [e["event"] for e in _Hook.got] == ["completed"]
+    assert "canary" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("http://127.0.0.1:9/hook canary", "InvalidURL"),
+        ("http://127.0.0.1:canary/", "InvalidURL"),
+        ("http://[canary/", "ValueError"),
+    ],
+)
+def test_an_address_that_is_none_is_never_shown(
+    home: Path, address: str, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TUTELAGE_TEST_HOOK", address)
+    hook = Notify(on=["promoted", "completed"], webhook="${env:TUTELAGE_TEST_HOOK}", timeout_seconds=5.0)
+    state = State(home)
+    hooks = Hooks(hook, RunRecord("e", "toy", "toy.yaml", {}, "", {}, {}, ""), state)
+    hooks.tell(["promoted"])
+    hooks.tell(["completed"])
+    told = [f"notify {e}: ${{env:TUTELAGE_TEST_HOOK}} cannot be reached ({name})" for e in ("promoted", "completed")]
+    assert hooks.finish() == [f"{t}; the run itself is not touched by that" for t in told]
+    assert "canary" not in "".join(capfd.readouterr())
 
 
 def test_an_address_that_drips_is_given_up_in_all(home: Path, address: str) -> None:

@@ -106,6 +106,41 @@ def test_nodes_share_a_server_that_ends_with_the_run(home: Path) -> None:
     assert not any(home.glob("model-*"))
 
 
+def test_a_server_gets_none_of_the_secrets(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "NOTIFY_URL", "VLLM_API_KEY", "NVIDIA_API_KEY", "SOMETHING_NEW")
+    for name in secret:
+        monkeypatch.setenv(name, "canary")
+    monkeypatch.setenv("VLLM_MISNAMED", "sk-canary")  # what has the form of a key is one
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of this node, not of a server
+    for name in ("CUDA_VISIBLE_DEVICES", "VLLM_LOGGING_LEVEL", "OMP_PROC_BIND", "LC_TIME", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, "kept")
+    ModelServer(Caller(home, "node", lambda: False, print), spec(), POLICY, "fp32").release()
+    process = record(home).process
+    assert process is not None
+    words = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+    got = dict(word.split("=", 1) for word in words if word)
+    assert not [name for name, value in got.items() if "canary" in value]
+    assert "OMP_NUM_THREADS" not in got
+    assert {name for name, value in got.items() if value == "kept"} == {
+        "CUDA_VISIBLE_DEVICES", "VLLM_LOGGING_LEVEL", "OMP_PROC_BIND", "LC_TIME", "LD_LIBRARY_PATH",
+    }  # fmt: skip
+    assert got["PATH"] == os.environ["PATH"]
+    assert got["HF_HUB_OFFLINE"] == "1"  # what tutelage sets itself
+    assert got["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_arguments_of_a_program_come_before_what_tutelage_sets(home: Path) -> None:
+    more = spec().model_copy(update={"arguments": ["--max-num-seqs=3", "--host=0.0.0.0", "--api-key", "x"]})
+    ModelServer(Caller(home, "node", lambda: False, print), more, POLICY, "fp32").release()
+    process = record(home).process
+    assert process is not None
+    words = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
+    theirs = [words.index(word) for word in more.arguments]
+    assert words.index("--max-num-seqs") < min(theirs)  # a program may choose otherwise
+    for name in ("--host", "--port", "--model", "--served-model-name", "--logprobs-mode", "--generation-config"):
+        assert words.index(name) > max(theirs)
+
+
 def test_a_server_that_is_killed_is_started_again_once_and_asked_again(home: Path) -> None:
     said: list[str] = []
     node = context(home, spec("dies_once"), said=said)

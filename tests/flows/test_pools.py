@@ -12,9 +12,9 @@ from flows.resolve import resolve
 from flows.state import State
 from flows.work.published import published
 from specs.errors import StateError
-from tests.flows.programs import program
+from tests.flows.programs import SMALL, changed, nodes, plan, program
 from tests.flows.test_judging import node
-from tests.flows.wheels import MAIN
+from tests.flows.wheels import MAIN, TURNING, WHEEL
 
 ROWS: list[dict[str, Any]] = [{"id": "a", "type": "mail"}, {"id": "b", "type": "stock"}]
 
@@ -65,6 +65,21 @@ def test_a_program_is_resolved_to_the_newest_version_and_keeps_it_until_refresh(
     assert resolve(what, state_view=state, environ={}).pools == {"regression": None}, "an unchanged program keeps it"
     fresh = resolve(what, state_view=state, environ={}, refresh=True)
     assert fresh.pools == {"regression": made.resolved()}
+
+
+def test_a_flywheel_is_resolved_to_what_was_held_back_and_trained_whatever_its_data_sets(tmp_path: Path) -> None:
+    state = State(tmp_path)
+    state.prepare()
+    made = {name: publish(tmp_path, "small", name, ROWS, {}).resolved() for name in ("regression", "trained")}
+    data = changed(SMALL, "flywheel", WHEEL)
+    assert resolve(program(data), state_view=state, environ={}).pools == made
+    found = nodes(plan(data, pools=made))
+    assert found["round1.remedy"].inputs["published.trained"] == "round1.published.trained"
+    assert found["round2.remedy"].inputs["published.regression"] == "round1.published.regression"
+    assert found["round1.published.trained"].params["version"] == made["trained"]
+    declared = nodes(plan(TURNING, pools=made))
+    assert declared["round1.remedy"].inputs["published.regression"] == "data.regress"
+    assert "round1.published.regression" not in declared
 
 
 def test_the_data_node_writes_what_was_resolved(tmp_path: Path) -> None:

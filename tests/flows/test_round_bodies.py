@@ -1,13 +1,14 @@
 """Where a round starts, whether a later one runs, and how its gate sees champion, looks and an empty pool."""
 
 import json
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.context import NodeContext
+from flows.durable import digest_tree
 from flows.work import judging, rounds
 from specs.errors import StateError
 from specs.gates import Evaluation
@@ -30,7 +31,22 @@ def policy(folder: Path, weights: str) -> Path:
     return folder
 
 
-def begin(tmp_path: Path, answer: str | None, *, champion: bool = False, **changes: Any) -> NodeContext:
+@dataclass(frozen=True)
+class Begun:
+    start: NodeContext
+    evidence: NodeContext
+
+    @property
+    def weights(self) -> str:
+        return (self.start.out / "policy" / "weights").read_text()
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return json.loads((self.evidence.out / "start.json").read_text())
+
+
+def begin(tmp_path: Path, answer: str | None, *, champion: bool = False, **changes: Any) -> Begun:
+    """Begin a first round after a main part that offers `rl`."""
     made = tmp_path / "made"
     inputs = {
         "policy.rl": policy(made / "rl", "rl"),
@@ -42,17 +58,14 @@ def begin(tmp_path: Path, answer: str | None, *, champion: bool = False, **chang
     if champion:
         inputs["policy.champion"] = policy(made / "champion", "champion")
         inputs["eval.champion.golden"] = fake_evaluation(made / "eval.champion", set(range(90)), "c", name="golden")
-    context = node(tmp_path, {**ASKED, "champion": champion, **changes}, inputs, "round.start")
-    rounds.start(context)
-    return context
+    return begun(tmp_path, {**ASKED, "champion": champion, **changes}, inputs)
 
 
-def told(context: NodeContext) -> dict[str, Any]:
-    return json.loads((context.out / "start.json").read_text())
-
-
-def weights(context: NodeContext) -> str:
-    return (context.out / "policy" / "weights").read_text()
+def begun(tmp_path: Path, params: dict[str, Any], inputs: dict[str, Path]) -> Begun:
+    made = Begun(node(tmp_path, params, inputs, "round.start"), node(tmp_path, params, inputs, "round.evidence"))
+    rounds.start(made.start)
+    rounds.evidence(made.evidence)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -73,43 +86,90 @@ def weights(context: NodeContext) -> str:
 def test_where_a_round_starts(
     tmp_path: Path, answer: str | None, *, champion: bool, changes: dict[str, Any], starts: str, baseline: str | None
 ) -> None:
-    context = begin(tmp_path, answer, champion=champion, **changes)
-    assert weights(context) == starts
-    assert (told(context)["policy"], told(context)["baseline"]) == (starts, baseline)
+    first = begin(tmp_path, answer, champion=champion, **changes)
+    context = first.evidence
+    assert first.weights == starts
+    assert (first.told["policy"], first.told["baseline"]) == (starts, baseline)
+    assert [p.name for p in first.start.out.iterdir()] == ["policy"]
     digest = {"rl": "a", "champion": "c"}
     found = json.loads((context.out / "evaluations" / "golden" / "metrics.json").read_text())
     assert found["policy_digest"] == digest[starts] * 64
     assert not list(context.out.rglob("notes")), "timings are no part of what a round depends on"
     if baseline is None:
         assert not (context.out / "baseline").exists()
+        assert not (context.out / "champion").exists()
     else:
+        assert (context.out / "champion" / "weights").read_text() == baseline
         compared = json.loads((context.out / "baseline" / "golden" / "metrics.json").read_text())
         assert compared["policy_digest"] == digest[baseline] * 64
 
 
-def test_a_later_round_goes_back_to_where_the_one_before_began_if_its_gate_failed(tmp_path: Path) -> None:
-    first = begin(tmp_path, "pass", champion=True)
-    made = tmp_path / "second"
+@pytest.mark.parametrize(("answer", "words"), [("inconclusive", "did not fail"), ("pass", "was promoted")])
+def test_an_answered_gate_moves_nothing_that_trains(tmp_path: Path, answer: str, words: str) -> None:
+    held, answered = begin(tmp_path / "a", "inconclusive"), begin(tmp_path / "b", answer)
+    assert digest_tree(held.start.out) == digest_tree(answered.start.out)
+    assert words in answered.told["why"]
+
+
+def after(tmp_path: Path, first: Begun, answer: str, number: int = 2, **changes: Any) -> Begun:
+    """Begin a later round after one whose candidate the gate answered so about."""
+    name = f"mend@{number - 1}"
+    made = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
     inputs = {
-        "before": first.out,
-        "policy.mend@1": policy(made / "mend", "mend@1"),
-        "eval.mend@1.golden": fake_evaluation(made / "eval", set(range(20)), "e", name="golden"),
-        "gate": record(made / "gate", "fail", "mend@1"),
+        "before": first.evidence.out,
+        f"policy.{name}": policy(made / "mend", name),
+        f"eval.{name}.golden": fake_evaluation(made / "eval", set(range(20)), "e", name="golden"),
+        "gate": record(made / "gate", answer, name),
     }
-    params = {**ASKED, "round": 2, "candidates": ["mend@1"], "champion": False}
-    failed = node(tmp_path, params, inputs, "round.start")
-    rounds.start(failed)
-    assert weights(failed) == "rl"
-    assert (told(failed)["policy"], told(failed)["baseline"]) == ("rl", "rl")
-    shutil.rmtree(made / "gate")
-    record(made / "gate", "inconclusive", "mend@1")
-    kept = node(tmp_path, params, inputs, "round.start")
-    rounds.start(kept)
-    assert weights(kept) == "mend@1"
-    assert told(kept)["baseline"] == "rl", "an undecided candidate is not the champion"
-    (made / "gate" / "gate.json").write_text("{")
+    return begun(tmp_path, {**ASKED, "round": number, "candidates": [name], "champion": False, **changes}, inputs)
+
+
+def policies(of: Begun) -> tuple[str, str, str | None]:
+    """Return whose weights the round starts from, by its files and by its words, and whom gates compare with."""
+    return of.weights, of.told["policy"], of.told["baseline"]
+
+
+def test_after_a_failed_gate_a_later_round_starts_from_the_champion_of_the_moment(tmp_path: Path) -> None:
+    promoted = begin(tmp_path, "pass", champion=True)
+    failed = after(tmp_path, promoted, "fail")
+    assert policies(failed) == ("rl", "rl", "rl")
+    kept = after(tmp_path, promoted, "inconclusive")
+    assert policies(kept) == ("mend@1", "mend@1", "rl"), "an undecided candidate is not the champion"
+    again = after(tmp_path, kept, "fail", 3)
+    assert policies(again) == ("rl", "rl", "rl"), "the champion, not where the round before began"
+    found = json.loads((again.evidence.out / "evaluations" / "golden" / "metrics.json").read_text())
+    assert found["policy_digest"] == "a" * 64
+    assert policies(after(tmp_path, failed, "fail", 3, start_from="candidate")) == ("mend@2", "mend@2", "rl")
+
+
+def test_after_a_failed_gate_and_without_a_champion_a_later_round_starts_from_the_candidate(tmp_path: Path) -> None:
+    failed = after(tmp_path, begin(tmp_path, "fail"), "fail")
+    assert policies(failed) == ("mend@1", "mend@1", None)
+    assert "there is no champion" in failed.told["why"]
+
+
+def test_a_round_does_not_begin_from_a_damaged_gate_record(tmp_path: Path) -> None:
+    begun_with = after(tmp_path, begin(tmp_path, "pass"), "pass").start
+    (begun_with.inputs["gate"] / "gate.json").write_text("{")
     with pytest.raises(StateError, match=r"gate\.json: cannot be read"):
-        rounds.start(node(tmp_path, params, inputs, "round.start"))
+        rounds.start(node(tmp_path, begun_with.params, begun_with.inputs, "round.start"))
+
+
+@pytest.mark.parametrize("do", ["ask_person", "stop_for_reward_fix"])
+def test_a_round_goes_on_unless_a_remedy_stops_for_the_reward(tmp_path: Path, do: str) -> None:
+    made = tmp_path / "remedy"
+    made.mkdir()
+    (made / "asks.jsonl").write_text(json.dumps({"case": "c", "do": do}) + "\n")
+    context = node(tmp_path, {"remedy": "round1.remedy"}, {"remedy": made}, "round.proceed")
+    rounds.proceed(context)
+    decision = json.loads((context.out / "decision.json").read_text())
+    assert (decision["go"], decision.get("held")) == ((True, None) if do == "ask_person" else (False, "round1.remedy"))
+    start = tmp_path / "begun"
+    start.mkdir()
+    params = {"round": 2, "gain_on": "golden", "no_gain_rounds": 2, "candidates": {"1": ["mend@1"]}}
+    further = node(tmp_path, params, {"evidence.1": start, "proceed": context.out}, "round.choose")
+    assert ("stopped for the reward" in rounds.choose(further).notes[0]) is (do != "ask_person")
+    assert json.loads((further.out / "decision.json").read_text())["go"] is (do == "ask_person")
 
 
 def choose(tmp_path: Path, after: list[int], *, no_gain_rounds: int = 1, answer: str = "pass") -> tuple[bool, str]:
@@ -120,7 +180,7 @@ def choose(tmp_path: Path, after: list[int], *, no_gain_rounds: int = 1, answer:
         before, gain = 100, after[k - 1]
         start = tmp_path / f"start{k}-{len(list(tmp_path.iterdir()))}"
         fake_evaluation(start / "evaluations" / "golden", set(range(before)), "a", name="golden")
-        inputs[f"start.{k}"] = start
+        inputs[f"evidence.{k}"] = start
         inputs[f"eval.{k}.mend@{k}"] = fake_evaluation(start / "after", set(range(before + gain)), "b", name="golden")
         inputs[f"gate.{k}"] = record(start / "gate", answer, f"mend@{k}")
     params = {
@@ -156,7 +216,7 @@ def test_success_that_was_not_measured_is_no_gain(tmp_path: Path) -> None:
     start = tmp_path / "start"
     start.mkdir()
     params = {"round": 2, "gain_on": "golden", "no_gain_rounds": 1, "candidates": {"1": ["mend@1"]}}
-    context = node(tmp_path, params, {"start.1": start}, "round.choose")
+    context = node(tmp_path, params, {"evidence.1": start}, "round.choose")
     rounds.choose(context)
     decision = json.loads((context.out / "decision.json").read_text())
     assert decision["go"] is False
@@ -174,27 +234,31 @@ def gate(tmp_path: Path, start: Path, *require: dict[str, Any], digest: str = "e
         tmp_path / f"new{digest}{len(list(tmp_path.iterdir()))}", set(range(160)), digest, name="golden"
     )
     params = gate_params(*require, candidates=["mend@1"], name="ship@1", gate={"looks": 5})
-    given = {"candidate.mend@1.golden": new, "start": start, **{k.replace("_", ".", 1): v for k, v in inputs.items()}}
+    given = {
+        "candidate.mend@1.golden": new,
+        "evidence": start,
+        **{k.replace("_", ".", 1): v for k, v in inputs.items()},
+    }
     context = node(tmp_path, params, given)
     judging.gate(context)
     return json.loads((context.out / "gate.json").read_text())
 
 
 def test_a_rounds_gate_compares_with_the_champion_as_the_round_began(tmp_path: Path) -> None:
-    found = gate(tmp_path, begin(tmp_path / "a", "pass").out, NO_WORSE, HIGH)
+    found = gate(tmp_path, begin(tmp_path / "a", "pass").evidence.out, NO_WORSE, HIGH)
     assert (found["answer"], found["baseline"], found["baseline_digest"]) == ("pass", "rl", "a" * 64)
-    none = gate(tmp_path, begin(tmp_path / "b", "inconclusive").out, NO_WORSE, HIGH)
+    none = gate(tmp_path, begin(tmp_path / "b", "inconclusive").evidence.out, NO_WORSE, HIGH)
     assert none["baseline"] is None
     assert [r["answer"] for r in none["rows"]] == ["not_applicable", "pass"]
 
 
 def test_a_round_that_changed_nothing_finds_its_candidate_promoted_already(tmp_path: Path) -> None:
-    found = gate(tmp_path, begin(tmp_path / "a", "pass").out, HIGH, digest="a")
+    found = gate(tmp_path, begin(tmp_path / "a", "pass").evidence.out, HIGH, digest="a")
     assert found["answer"] == "already_promoted"
 
 
 def test_earlier_gates_of_the_run_are_looks(tmp_path: Path) -> None:
-    start = begin(tmp_path / "a", "inconclusive").out
+    start = begin(tmp_path / "a", "inconclusive").evidence.out
     main = record(tmp_path / "main", "pass", candidate_digest="f" * 64)
     assert gate(tmp_path, start, HIGH, earlier_ship=main)["look"] == 2
     same = record(tmp_path / "same", "pass", candidate_digest="e" * 64)

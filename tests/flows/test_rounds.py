@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flows.conditions import skip_reason
 from flows.describe import flywheel_words
 from flows.estimates import Estimate
-from flows.nodes import NODE_KINDS, Node, node_from, outside_name, plan_from, round_of
+from flows.nodes import NODE_KINDS, Node, Plan, node_from, outside_name, plan_from, round_of
 from flows.plan import diff, save_bytes, statuses, totals
 from flows.power import gate_powers
 from flows.resolution import environments_of, wanted_aliases
@@ -31,7 +31,7 @@ MADE = plan(TURNING)
 def test_a_round_is_start_mine_cases_remedy_pools_stages_gate_and_publication() -> None:
     first = [n.id for n in MADE if round_of(n.id) == 1]
     assert first == [
-        "round1.start", "round1.mine", "round1.cases", "round1.remedy",
+        "round1.start", "round1.evidence", "round1.mine", "round1.cases", "round1.published.trained", "round1.remedy",
         "round1.pool.repaired", "round1.pool.hard", "round1.pool.successes", "round1.pool.anchor",
         "mend@1", "eval.mend@1.golden", "harden@1.collect1", "harden@1.fit1",
         "eval.harden@1.golden", "eval.harden@1.hidden", "eval.harden@1.regress",
@@ -40,7 +40,10 @@ def test_a_round_is_start_mine_cases_remedy_pools_stages_gate_and_publication() 
     found = nodes(MADE)
     assert found["round1.start"].inputs["policy.rl"] == "rl"
     assert found["round1.start"].inputs["gate"] == "gate.ship"
-    assert found["round1.start"].params["sets"] == ["golden", "regress"]
+    assert set(found["round1.start"].inputs) == {"policy.rl", "gate"}, "evaluations move nothing that trains"
+    assert found["round1.evidence"].params["sets"] == ["golden", "regress"]
+    assert found["round1.evidence"].inputs["eval.rl.golden"] == "eval.rl.golden"
+    assert found["round1.cases"].inputs["evidence"] == "round1.evidence"
     assert found["round1.mine"].inputs == {"policy": "round1.start", "data.train": "data.train", "apart": "data.apart"}
     assert found["mend@1"].inputs["data.repaired"] == "round1.pool.repaired"
     assert found["mend@1"].inputs["policy"] == "round1.start"
@@ -74,27 +77,28 @@ def test_a_later_round_hangs_on_its_choice() -> None:
     assert {n.when["node"] for n in second if n.when is not None} == {"round2.choose"}
     choice = found["round2.choose"]
     assert choice.inputs == {
-        "start.1": "round1.start", "eval.1.harden@1": "eval.harden@1.golden", "gate.1": "gate.ship@1",
+        "evidence.1": "round1.evidence", "eval.1.harden@1": "eval.harden@1.golden", "gate.1": "gate.ship@1",
     }  # fmt: skip
-    assert found["round2.start"].inputs["before"] == "round1.start"
+    assert found["round2.start"].inputs["before"] == "round1.evidence"
+    assert found["round2.evidence"].inputs["before"] == "round1.evidence"
     assert found["round2.pool.hard"].inputs["earlier"] == "round1.pool.hard"
     assert found["round2.publish"].inputs["previous"] == "round1.publish"
     assert found["promote.ship@2"].inputs["before"] == "promote.ship@1"
     third = nodes(plan(changed(changed(TURNING, "flywheel.rounds", 3), "flywheel.stop.no_gain_rounds", 2)))
     assert third["round3.choose"].when == {"node": "round2.choose", "go": True}
     assert third["round3.choose"].passthrough == "previous"
-    assert {"start.1", "start.2", "gate.1", "gate.2"} <= set(third["round3.choose"].inputs)
+    assert {"evidence.1", "evidence.2", "gate.1", "gate.2"} <= set(third["round3.choose"].inputs)
 
 
 def test_the_gate_of_a_round_looks_again_and_compares_with_the_champion_of_the_moment() -> None:
     gate = nodes(MADE)["gate.ship@2"]
-    assert gate.inputs["start"] == "round2.start"
+    assert gate.inputs["evidence"] == "round2.evidence"
     assert (gate.inputs["earlier.ship"], gate.inputs["earlier.ship@1"]) == ("gate.ship", "gate.ship@1")
     assert gate.params["candidates"] == ["harden@2"]
     best = nodes(plan(changed(TURNING, "gates.ship.candidate", "best")))
     assert best["gate.ship@1"].params["candidates"] == ["mend@1", "harden@1"]
-    assert set(best["round2.start"].inputs) >= {"policy.mend@1", "policy.harden@1", "eval.mend@1.golden"}
-    assert set(best["round1.start"].inputs) >= {"policy.teach", "policy.rl", "eval.teach.golden"}
+    assert set(best["round2.evidence"].inputs) >= {"policy.mend@1", "policy.harden@1", "eval.mend@1.golden"}
+    assert set(best["round1.evidence"].inputs) >= {"policy.teach", "policy.rl", "eval.teach.golden"}
     stage = nodes(plan(changed(TURNING, "gates.ship.candidate", "harvest")))
     assert stage["gate.ship@1"].params["candidates"] == ["harden@1"], "a round's gate asks about its own last stage"
     assert stage["round1.start"].inputs["policy.harvest"] == "harvest.fit2"
@@ -103,13 +107,13 @@ def test_the_gate_of_a_round_looks_again_and_compares_with_the_champion_of_the_m
 def test_a_champion_may_be_where_a_round_starts() -> None:
     later = nodes(plan(TURNING, aliases={"champion": CHAMPION}))
     assert later["round1.start"].inputs["policy.champion"] == "policy.champion"
-    assert later["round1.start"].inputs["eval.champion.golden"] == "eval.champion.golden"
+    assert later["round1.evidence"].inputs["eval.champion.golden"] == "eval.champion.golden"
     assert later["round1.start"].params["champion"] is True
     assert later["gate.ship@1"].inputs["baseline.golden"] == "eval.champion.golden"
     without = changed(changed(TURNING, "gates.ship.on_pass", "nothing"), "gates.ship.baseline", {"stage": "teach"})
     assert wanted_aliases(program(without)) == ["champion"]
     made = nodes(plan(without, aliases={"champion": CHAMPION}))
-    assert "start" not in made["gate.ship@1"].inputs
+    assert "evidence" not in made["gate.ship@1"].inputs
     assert made["gate.ship"].params["champion"] is None, "the main part's gate does not need it"
 
 
@@ -131,6 +135,36 @@ def test_what_only_rounds_train_on_is_kept_apart_as_well() -> None:
     }  # fmt: skip
     assert made["mend@1"].inputs["apart"] == "data.apart.rounds"
     assert made["teach"].inputs["apart"] == "data.apart"
+
+
+def test_a_set_that_is_asked_judges_in_rounds_too_whatever_its_role() -> None:
+    dev = {"kind": "problems", "environment": "desk", "size": 30, "seed": 5, "role": "train"}
+    data = changed(changed(TURNING, "data.dev", dev), "evaluation.sets", ["golden", "dev"])
+    made = nodes(plan(changed(data, "flywheel.causes_from", ["golden", "dev"])))
+    assert made["data.apart"].inputs["eval.dev"] == "data.dev"
+    assert "data.apart.rounds" not in made
+    assert made["mend@1"].inputs["apart"] == "data.apart"
+    assert made["round1.remedy"].inputs["eval.dev"] == "data.dev"
+    assert "train.dev" not in made["round1.remedy"].inputs
+    assert made["round1.cases"].params["sources"] == {"train": "train", "golden": "golden", "dev": "golden"}
+    assert made["round1.after"].params["sources"] == {"golden": "golden", "dev": "golden"}
+
+
+def test_the_end_of_a_round_sees_which_stages_ran() -> None:
+    made = nodes(MADE)["round2.publish"]
+    assert made.params["stages"] == [
+        {"id": "stage.mend", "from": "start", "pools": ["anchor", "repaired", "successes"]},
+        {"id": "stage.harden", "from": "stage.mend", "pools": ["hard"]},
+    ]
+    assert made.inputs["start"] == "round2.start"
+    assert (made.inputs["stage.mend"], made.inputs["stage.harden"]) == ("mend@2", "harden@2.fit1")
+
+
+def test_successes_of_all_rounds_and_anchors_of_one_are_held_to_their_size() -> None:
+    made = nodes(plan(changed(TURNING, "flywheel.pools", {"anchor": 7, "successes": 9})))
+    assert [made[f"round2.pool.{p}"].params["size"] for p in ("anchor", "successes")] == [7, 9]
+    assert made["round2.pool.successes"].inputs["earlier"] == "round1.pool.successes"
+    assert "earlier" not in made["round2.pool.anchor"].inputs
 
 
 # --- keys
@@ -176,17 +210,18 @@ def test_an_execution_setting_never_moves_a_key_of_a_round(run: dict[str, Any], 
     assert moved(MADE, plan({**TURNING, "run": run, "budget": {"wall_hours": hours}})) == set()
 
 
+BEGINNINGS = ("round1.start", "round1.evidence", "round2.start", "round2.evidence")
 CHANGES: list[tuple[str, Any, tuple[str, ...]]] = [
     ("flywheel.mine.problems", 61, ("round1.mine", "round2.mine")),
     ("flywheel.remedies.argument.quota", 41, ("round1.remedy", "round2.remedy")),
     ("flywheel.default", "ticket", ("round1.remedy", "round2.remedy")),
     ("flywheel.siblings", {"per_case": 3}, ("round1.remedy", "round2.remedy")),
     ("flywheel.pools", {"anchor": 7}, ("round1.remedy", "round2.remedy")),
-    ("flywheel.round.start_from", "candidate", ("round1.start", "round2.start")),
+    ("flywheel.round.start_from", "candidate", BEGINNINGS),
     ("flywheel.round.stages.0.algorithm.epochs", 2.0, ("mend@1", "mend@2")),
     ("flywheel.round.stages.0.data", {"anchor": 1.0, "repaired": 1.0, "successes": 1.0}, ("mend@1", "mend@2")),
     ("flywheel.stop.no_gain_rounds", 2, ("round2.choose",)),
-    ("flywheel.stop.gain_on", "hidden", ("round1.start", "round2.start", "round2.choose")),
+    ("flywheel.stop.gain_on", "hidden", ("round1.evidence", "round2.evidence", "round2.choose")),
 ]
 
 
@@ -291,7 +326,7 @@ def test_the_smallest_form_has_one_small_round() -> None:
     from tests.flows.programs import resolution
 
     made = compile(small, resolution(TURNING))
-    assert [n.id for n in made if round_of(n.id)][:2] == ["round1.start", "round1.mine"]
+    assert [n.id for n in made if round_of(n.id)][:3] == ["round1.start", "round1.evidence", "round1.mine"]
 
 
 @pytest.mark.parametrize(
@@ -359,3 +394,65 @@ def test_a_held_remedy_gives_no_pool_and_trains_nothing(tmp_path: Path) -> None:
         "collect", {"data": {"hard": 1, "train": 1}, "of_round": ["hard"]}, {"data.hard": "p", "data.train": "t"}
     )
     assert skip_reason(stage, {"data.train": tmp_path}, {}) == "p was skipped"
+
+
+def walk(
+    of: Plan, folder: Path, decisions: dict[str, dict[str, Any]], results: dict[str, str] | None = None
+) -> dict[str, str | None]:
+    """Return for each node why it is skipped, None where it runs; what is not said decides for going on."""
+    out: dict[str, Path] = {}
+    told: dict[str, str | None] = {}
+    for node in of:
+        given = {name: out[source] for name, source in node.inputs.items() if source in out}
+        ended = {name: (results or {}).get(source, "completed") for name, source in node.inputs.items()}
+        told[node.id] = skip_reason(node, given, ended)
+        if told[node.id] is None:
+            out[node.id] = at = folder / node.id
+            at.mkdir()
+            (at / "summary.json").write_text('{"records": 5}')
+            (at / "decision.json").write_text(json.dumps({"go": True, "continue": True, **decisions.get(node.id, {})}))
+        elif node.passthrough in given:
+            out[node.id] = given[node.passthrough]
+    return told
+
+
+BEST = changed(TURNING, "gates.ship.candidate", "best")
+
+
+def test_every_policy_that_a_round_offers_is_evaluated_on_what_decides_about_further_rounds() -> None:
+    data = changed(changed(BEST, "data.far", {**BEST["data"]["golden"], "size": 20}), "flywheel.stop.gain_on", "far")
+    made = nodes(plan(changed(data, "evaluation.at_the_end", ["golden", "hidden", "regress", "far"])))
+    assert {i: n for i, n in made["round2.choose"].inputs.items() if i.startswith("eval.")} == {
+        "eval.1.mend@1": "eval.mend@1.far", "eval.1.harden@1": "eval.harden@1.far",
+    }  # fmt: skip
+    assert made["eval.mend@2.regress"].when == {"node": "round2.choose", "go": True}
+
+
+def test_of_a_round_that_is_left_out_nothing_is_evaluated(tmp_path: Path) -> None:
+    told = walk(plan(changed(BEST, "flywheel.rounds", 3)), tmp_path, {"round2.choose": {"go": False}})
+    assert [i for i, why in told.items() if round_of(i) > 1 and why is None] == ["round2.choose"]
+    assert told["eval.mend@2.regress"] == "round2.choose decided go: false"
+    gone = _node("evaluate", {}, {"policy": "mend@1", "problems": "data.golden"})
+    assert skip_reason(gone, {"problems": tmp_path}, {}) == "mend@1 was skipped"
+
+
+def test_a_round_that_is_stopped_for_the_reward_trains_judges_and_promotes_nothing(tmp_path: Path) -> None:
+    data = changed(TURNING, "flywheel.remedies.reward_hack", {"do": "stop_for_reward_fix"})
+    data = changed(data, "flywheel.round.stages.1.data", ["train"])
+    made = plan(changed(data, "flywheel.remedies.premature_stop", {"do": "ticket"}))
+    stop = {"go": False, "held": "round1.remedy"}
+    told = walk(made, tmp_path, {"round1.proceed": stop, "round2.choose": {"go": False}}, {"round1.remedy": "held"})
+    begun = ["start", "evidence", "mine", "cases", "published.trained", "remedy", "proceed", "publish"]
+    assert [i for i, why in told.items() if round_of(i) == 1 and why is None] == [f"round1.{name}" for name in begun]
+    for node in ("mend@1", "harden@1.collect1", "eval.mend@1.golden", "gate.ship@1", "promote.ship@1", "round1.after"):
+        assert told[node] == "round1.remedy is held"
+    found = nodes(made)
+    assert found["round2.choose"].inputs["proceed"] == "round1.proceed"
+    assert found["round2.publish"].when == {"node": "round2.choose", "go": True}
+    assert found["mend@2"].when == {"node": "round2.proceed", "go": True}
+    assert "round1.remedy" not in found["mend@1"].inputs.values(), "what the remedies write moves no key of a stage"
+
+
+def test_a_round_that_nothing_stops_has_no_decision_about_it() -> None:
+    assert not [n.id for n in MADE if n.kind == "round.proceed"]
+    assert nodes(MADE)["mend@1"].when is None

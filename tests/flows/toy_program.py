@@ -57,6 +57,7 @@ def gate(node: NodeContext) -> Outcome:
     answer = node.params["answer"]
     row = {"metric": "success", "set": "hidden", "value": 0.9, "low": 0.85, "holds": answer == "pass"}
     record = {"gate": "ship", "answer": answer, "candidate": "teach", "text": f"gate ship: {answer}", "rows": [row]}
+    record["sentence"] = f"gate ship: {answer}"
     (node.out / "gate.json").write_text(json.dumps(record))
     results: dict[str, Any] = {"pass": "completed", "fail": "gate_failed", "inconclusive": "held"}
     return Outcome(result=results[answer], notes=[f"gate ship: {answer}"])

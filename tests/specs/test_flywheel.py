@@ -105,12 +105,19 @@ HARDEN = "data: {hard: 0.5, train: 0.5}"
         ([POOL, ("evaluation: {sets: [golden]}", "evaluation: {sets: [golden, regress]}"), ("set: golden,", "set: regress,")], "gates.ship.require[0].metric: found success, but regress is a pool of single cases, judged by count: regressed_cases"),
         ([POOL, ("data: [train]", "data: [regress]")], "stages[1].data[0]: found regress, whose role is regression: it judges policies and never trains them"),
         ([POOL, ("train_on: demos", "train_on: regress")], "policy.init.tokenizer.train_on: found regress, which holds problems"),
+        ([WITH, (GATES, "gates:\n  second: {require: [{metric: success, set: golden, at_least: 0.9}]}\n")], "gates.ship.on_pass: found promote, but second promotes already, and rounds start from and are compared with what one gate promotes; write on_pass: nothing, or move the requirements of ship into second"),
         ([("id: teach", "id: round1"), ("from: teach", "from: round1")], "stages[0].id: found round1, which has another meaning"),
     ],
 )  # fmt: skip
 def test_mistakes_of_a_flywheel(tmp_path: Path, pairs: list[tuple[str, str]], message: str) -> None:
     lines = mistakes(tmp_path, *pairs)
     assert any(message in line for line in lines), lines
+
+
+def test_a_second_gate_may_judge_and_promote_nothing(tmp_path: Path) -> None:
+    second = "gates:\n  second: {require: [{metric: success, set: golden, at_least: 0.9}]%s}\n"
+    assert load(tmp_path, WITH, (GATES, second % ", on_pass: nothing")).program.flywheel is not None
+    assert load(tmp_path, (GATES, second % "")).program.flywheel is None, "without rounds two gates may promote"
 
 
 def test_an_anchor_needs_something_that_was_verified(tmp_path: Path) -> None:

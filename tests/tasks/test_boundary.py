@@ -21,6 +21,13 @@ def test_a_foreign_failure_is_data_with_its_place() -> None:
     assert boundary("verifier x", lambda: 3) == 3
 
 
+def test_what_a_failure_says_can_be_written() -> None:
+    def broken() -> int:
+        raise OddError("\ud800!")
+
+    assert str(boundary("x", broken)).encode().startswith(b"x: OddError: \\ud800!")
+
+
 def test_a_service_that_raises_is_a_service_error_in_one_line() -> None:
     with pytest.raises(ServiceError, match=r"^the store: OddError: first$") as caught, foreign("the store"):
         raise OddError("first\nsecond")

@@ -13,7 +13,7 @@ import pytest
 from specs.commands import Command, Limits, ResolvedCommand
 from specs.errors import StateError
 from tasks.linechild import LineChild, LineError
-from tasks.ownprogram import file_digests, launch_of
+from tasks.ownprogram import check_files, file_digests, launch_of
 from tasks.processes import pid_is_free
 
 POLITE = """\
@@ -79,6 +79,7 @@ FAILURES = [
     ("out_of_step", "print('{\"id\": true}', flush=True); continue", "it answered"),
     ("not_json", "print('thinking…', flush=True); continue", "cannot be read"),
     ("not_json", "print('{\"id\": %d, \"x\": NaN}' % ask['id'], flush=True); continue", "NaN is not a number"),
+    ("not_json", "print(json.dumps({'id': ask['id'], 'x': '\\ud800'}), flush=True); continue", "a lone surrogate"),
     ("not_json", "print('[' * 1500, flush=True); continue", "cannot be read"),
     ("not_json", 'print(\'{"id": 1, "id": 2}\', flush=True); continue', "repeated key"),
     ("not_json", "print('7', flush=True); continue", "no JSON object"),
@@ -204,3 +205,55 @@ def test_digests_cover_what_the_command_names_and_what_is_declared(tmp_path):
     (tmp_path / "rules" / "__pycache__" / "x.pyc").write_text("3")
     found = file_digests(Command(command=["python3", "own.py", "--fast"], files=["rules"]), tmp_path)
     assert list(found) == ["own.py", "rules/a.txt"]
+
+
+def test_digests_cover_absolute_files_but_no_interpreter(tmp_path, monkeypatch):
+    model, tools = tmp_path / "model", tmp_path / "bin"
+    model.write_text("weights")
+    tools.mkdir()
+    (tools / "python9").write_bytes(b"\x7fELF")
+    (tools / "mine").write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    command = ["env", str(tools / "python9"), str(tools / "mine"), str(model)]
+    assert list(file_digests(Command(command=command), tmp_path)) == [str(tools / "mine"), str(model)]
+
+
+def test_a_file_that_is_added_to_a_declared_folder_is_a_change(tmp_path):
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "a.txt").write_text("2")
+    (tmp_path / "own.py").write_text(POLITE)
+    (tmp_path / "empty").mkdir()
+    spec = Command(command=[sys.executable, "own.py"], files=["rules/", "empty", "own.py"])
+    resolved = ResolvedCommand(folder=str(tmp_path), files=file_digests(spec, tmp_path))
+    launch = launch_of("environments.mine", spec.model_copy(update={"resolved": resolved}))
+    check_files(launch)
+    for folder in ("rules", "empty"):
+        (tmp_path / folder / "__pycache__").mkdir()
+        (tmp_path / folder / "__pycache__" / "b.pyc").write_text("ignored")
+        check_files(launch)
+        (tmp_path / folder / "b.py").write_text("new")
+        with pytest.raises(StateError, match=rf"{folder}/b.py was added after the run was planned"):
+            check_files(launch)
+        (tmp_path / folder / "b.py").unlink()
+    (tmp_path / "rules" / "a.txt").unlink()
+    with pytest.raises(StateError, match=r"rules/a.txt is gone"):
+        check_files(launch)
+
+
+def test_what_a_program_started_ends_though_its_guard_was_killed(tmp_path):
+    mine = child(tmp_path, LEAVER.replace("start_new_session=True, ", ""))
+    left, own = mine.ask("leave")["pid"], mine.ask("pid")["pid"]
+    assert mine._running is not None
+    os.kill(mine._running.child.pid, signal.SIGKILL)
+    mine.close()
+    assert gone(own)
+    assert gone(left)
+    assert mine.ask("pid")["pid"] != own
+    mine.close()
+
+
+def test_a_program_that_signals_its_own_group_ends_as_it_would_alone(tmp_path):
+    mine = child(tmp_path, said("boom", "os.kill(0, 15)"))
+    with pytest.raises(LineError, match=r"asked to boom it ended \(signal 15\)"):
+        mine.ask("boom")
+    mine.close()

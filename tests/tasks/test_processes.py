@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks import processes
 from tasks.processes import Child, Process, ask_to_end, end, pid_is_free, process_from, run, spawn, this_process
 
 FAMILY = """
@@ -114,6 +115,29 @@ def test_a_program_is_run_to_its_end_or_to_its_limit() -> None:
     assert time.monotonic() - began < 5
     with pytest.raises(FileNotFoundError):
         run(["no-such-program-here"], seconds=1)
+
+
+def test_what_is_kept_of_a_program_is_bounded_and_the_rest_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MOST", 100_000)
+    code = "import sys; w = sys.stdout.write; w('a' * 99_999); w('b' * 5_000_001); sys.stderr.write('c' * 100_000)"
+    done = run([sys.executable, "-c", code], seconds=20)
+    assert done.out == "a" * 99_999 + "b" + "\n[5000000 further bytes were left out]"
+    assert done.err == "c" * 100_000
+
+
+def test_a_program_has_ended_though_another_holds_its_pipes(tmp_path: Path) -> None:
+    began = time.monotonic()
+    script = "sleep 60 & echo $! > inner; (while true; do echo x 2>&1 || exit; done) & echo told; exit 3"
+    done = run(["sh", "-c", script], seconds=20, cwd=tmp_path)
+    assert time.monotonic() - began < 5
+    assert (done.code, "told" in done.out) == (3, True)
+    assert _gone(_wait(tmp_path / "inner"))
+
+
+def test_an_input_that_nobody_reads_holds_nothing_up() -> None:
+    assert run([sys.executable, "-c", "print(1)"], seconds=20, text="x" * 10**6).out == "1\n"
+    echo = run([sys.executable, "-c", "import sys; print(len(sys.stdin.read()))"], seconds=20, text="x" * 10**6)
+    assert echo.out == "1000000\n"
 
 
 def test_this_process_is_never_ended() -> None:

@@ -5,7 +5,6 @@ reason, never a score. Faults of the infrastructure are not asked about; nor, un
 """
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,7 +63,7 @@ class ProcessVerifier:
         try:
             answer = self._child.ask("verify", {"trajectory": trajectory, "problem": problem})
             return _verdict(self._name, self.version, answer)
-        except (LineError, TypeError, ValueError) as e:
+        except (LineError, TypeError, ValueError, RecursionError) as e:
             return invalid(self._name, f"process@{ProcessSpec.version}", str(e))
 
     def own_cases(self) -> Iterator[OwnCase]:
@@ -90,7 +89,8 @@ class ProcessVerifier:
             yield self._case(data, f"{path.name}:{number}")
 
     def _case(self, data: Any, where: str) -> OwnCase:
-        if not isinstance(data, dict) or data.get("expect") not in _EXPECTED:
+        expect = data.get("expect") if isinstance(data, dict) else None
+        if not isinstance(expect, str) or expect not in _EXPECTED:
             raise VerifierError(
                 f"verifiers.{self._name}: {where} is no case; expected about, trajectory, problem and expect "
                 "(pass, fail or invalid)"
@@ -101,7 +101,7 @@ class ProcessVerifier:
         blank = {"id": "self-test", "status": "finished", "turns": [], "final_state": None, "answer": None, "tags": []}
         return OwnCase(
             str(data.get("about", where)), {**blank, **trajectory}, {"id": "self-test", "expected": {}, **problem},
-            _EXPECTED[data["expect"]],
+            _EXPECTED[expect],
         )  # fmt: skip
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ def _verdict(name: str, version: str, answer: dict[str, Any]) -> Verdict:
             raise ValueError(f"an answer with invalid {reason!r}, expected the reason in words")
         return invalid(name, version, reason[:2000])
     score, passed, evidence = answer.get("score"), answer.get("passed"), answer.get("evidence", {})
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score) or not 0 <= score <= 1:
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         raise ValueError(f"the score is {str(score)[:100]}, expected a number from 0 to 1")
     if not isinstance(passed, bool):
         raise TypeError(f"passed is {str(passed)[:100]!r}, expected true or false")

@@ -4,7 +4,8 @@ h = log pi(y) - log reference(y), summed over trained tokens; z = max(0, mean ov
 and completions), constant, `baselines_B`.
 L = sum_i w_i v_i, v = desirable_weight (1 - s(beta (h - z))) or undesirable_weight (1 - s(beta (z - h))).
 z is of the whole step, however it is split into forward passes, and is estimated with the weights before the step.
-The mismatched completion of a trajectory is that of the next one of another problem. B rows, T tokens.
+The mismatched completion of a trajectory is that of one of another problem, as desirable as it is itself, so that z is of
+both sides evenly. B rows, T tokens.
 """
 
 from collections.abc import Sequence

@@ -47,12 +47,18 @@ def mean_one(rewards: Sequence[float], groups: Sequence[Hashable], spec: RewardW
     return [min(w, spec.max_weight) for w in full], sum(w > spec.max_weight for w in full)
 
 
-def row_weights(weights: Sequence[float], tokens: Sequence[int], spec: RewardWeighted) -> list[float]:
-    """Return weights that, averaged over `AGGREGATION[spec.denominator]`, give the loss; `tokens` train by row."""
+def row_weights(
+    weights: Sequence[float], tokens: Sequence[int], spec: RewardWeighted, parts: Sequence[float] | None = None
+) -> list[float]:
+    """Return weights that, averaged over `AGGREGATION[spec.denominator]`, give the loss; `tokens` train by row.
+
+    `parts`: the share of a trajectory that a row is, where it may have several.
+    """
+    parts = parts or [1.0] * len(weights)
     if spec.denominator == "weighted_tokens":
         mean = sum(w * n for w, n in zip(weights, tokens, strict=True)) / sum(tokens)
     else:
-        mean = sum(weights) / len(weights)
+        mean = sum(w * part for w, part in zip(weights, parts, strict=True)) / sum(parts)
     return [w / mean for w in weights]
 
 

@@ -35,7 +35,9 @@ def test_repair_and_hard_pool_are_filled_by_siblings_up_to_the_quota() -> None:
     done = apply(cases, PROBLEMS, rules(REPAIR), maker(training=texts(some)))
 
     assert (len(done.repaired), len(done.hard), len(done.regression)) == (15, 12, 16)
-    assert {c.life for c in cases} == {"in_training"}
+    assert {c.life for c in cases} == {"open"}, "whether a stage trains on its sibling is seen when the round ends"
+    assert set(done.given) == {c.id for c in cases}
+    assert set(done.given.values()) == {"repaired", "hard"}
     assert sorted(c.regression or "" for c in cases) == sorted(p.id for p in done.regression)
     trained = {m.problem.id for m in done.repaired} | {p.id for p in done.hard}
     assert trained.isdisjoint(p.id for p in done.regression)

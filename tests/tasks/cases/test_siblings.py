@@ -61,6 +61,23 @@ def test_a_sibling_that_an_evaluation_set_holds_is_drawn_again_and_counted() -> 
     assert maker(training=texts([first.problem]), tries=1).make(problem, "argument") is None
 
 
+def test_what_is_held_back_is_no_near_duplicate_of_what_trains_nor_the_other_way_round() -> None:
+    words = [f"word{chr(97 + i % 26)}{chr(97 + i // 26)}" for i in range(60)]
+    trained, near, nearer = (" ".join([*words[:30], w, *words[31:]]) for w in ("one", "two", "three"))
+
+    def problem(name: str, text: str) -> Problem:
+        return Problem(name, "desk", "mail", "train", text, {}, {})
+
+    apart = Apartness({}, [("t", trained)], 0.9)
+    assert apart.admit(problem("p", near), held=True) == "training_near_duplicate"
+    assert apart.admit(problem("p", near)) is None, "two that train may be alike"
+    assert apart.admit(problem("h", nearer), held=True) == "training_near_duplicate"
+    held = Apartness({}, [], 0.9)
+    assert held.admit(problem("h", near), held=True) is None
+    assert held.admit(problem("p", nearer)) == "held_back_near_duplicate"
+    assert held.admit(problem("g", nearer), held=True) == "training_near_duplicate", "nor of another that is held back"
+
+
 def test_a_solution_of_error_recovery_shows_a_recovery() -> None:
     make = maker(FAULTY)
     made = [make.make(p, "error_recovery") for p in FAULTY.problems("train", 30, 2)]

@@ -68,6 +68,7 @@ def test_what_it_refuses_is_told_in_its_words():
         ("flood", "longer than limits.line_kb"),
         ("noise", "cannot be read"),
         ("nan", "NaN is not a number"),
+        ("half", "a lone surrogate"),
         ("event", "the event 'boo' is not declared"),
         ("stale", "it answered"),
         ("shape", "an observation without `data`"),

@@ -35,6 +35,10 @@ FAULTS = (
     "no_ids",
     "ignores_stop",
     "other_prompt",
+    "positive_logprob",
+    "strange_id",
+    "negative_id",
+    "weights_move",
 )
 
 
@@ -133,11 +137,22 @@ class CompletionsServer:
                 ids, logprobs, finish = self._generate(body)
         finally:
             self.at_once -= 1
+        if ids and self.completed > 4:
+            self._spoil(ids, logprobs)
         prompt = body["prompt"] if "other_prompt" not in self.faults else [*body["prompt"], 1]
         choice = {"token_ids": ids, "prompt_token_ids": prompt, "finish_reason": finish}
         if "no_ids" in self.faults:
             del choice["token_ids"]
         return {"choices": [{**choice, "logprobs": {"token_logprobs": logprobs}}]}
+
+    def _spoil(self, ids: list[int], logprobs: list[float]) -> None:
+        strange = {"strange_id": self.config.vocab_size, "negative_id": -1}
+        if "positive_logprob" in self.faults:
+            logprobs[0] = 0.5
+        for fault in self.faults & strange.keys():
+            ids[0] = strange[fault]
+        if "weights_move" in self.faults:
+            self.version = "theirs/8"
 
     def _misbehave(self) -> None:
         self.completed += 1

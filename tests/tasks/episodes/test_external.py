@@ -18,6 +18,8 @@ from specs.records import Source
 from tasks.episodes.agents import agent_for
 from tasks.episodes.driver import run_episodes, watch_episode
 from tasks.episodes.local import LocalSampler
+from tasks.episodes.replies import Replies
+from tasks.episodes.shards import read_shards, write_shards
 from tasks.learning.rows import rows_from
 from tasks.processes import pid_is_free
 from tasks.protocols import Completion, SamplingSettings
@@ -91,7 +93,7 @@ def test_it_samples_what_a_tool_loop_samples_and_calls_what_it_calls():
         assert [(t.start, t.end, t.call.name, t.observation) for t in a.turns if t.call] == [
             (t.start, t.end, t.call.name, t.observation) for t in b.turns if t.call
         ]
-        assert b.agent == "external/flat@1"
+        assert b.agent == "external/flat@2"
         assert b.segments == [0]
 
 
@@ -211,6 +213,16 @@ def test_its_requests_and_calls_are_bounded(tmp_path):
     assert rows_from([found], max_length=256, truncated="score")[1].dropped == {"no_supervised_token": 1}
 
 
+@pytest.mark.parametrize("ask", ["post('/tools/call', {'name': 'add', 'arguments': {'n': 1}})", "chat(user)"])
+def test_an_agent_that_hangs_after_it_was_told_a_limit_ended_at_that_limit(ask, tmp_path):
+    """What a policy writes may keep an agent from its end; it had all that it was given."""
+    script = own(
+        tmp_path, f"for i in range(9): told = {ask}\nassert told['status'] == 403, told\nimport time; time.sleep(60)\n"
+    )
+    found = run(scripted(ADD), external(script=script, seconds=2.0, max_requests=4))[0]
+    assert (found.status, found.error, len(found.turns)) == ("turn_limit", None, 4)
+
+
 def test_what_it_prints_is_bounded(tmp_path):
     script = own(tmp_path, "while True: print('x' * 100000)\n")
     found = run(scripted(ADD), external(script=script, limits=Limits(output_mb=1)))[0]
@@ -253,6 +265,24 @@ REFUSED = [
     ("'/detokenize', {'ids': 'x'}", 400, "token ids"),
     ("'/chat/completions', {'model': 'policy', 'messages': [user]}, 'wrong'", 401, "unknown key"),
     ("'/chat/completions', [1]", 400, "no JSON object"),
+    ("'/tokenize', {'text': '\\ud800'}", 400, "a lone surrogate (\\ud800)"),
+    (
+        "'/chat/completions', {'model': 'policy', 'messages': [{'role': 'user', 'content': '\\udfff'}]}",
+        400,
+        "surrogate",
+    ),
+    ("'/chat/completions', {'model': 'policy', 'messages': [user], 'temperature': float('nan')}", 400, "NaN is not"),
+    *(
+        (f"'/chat/completions', {{'model': 'policy', 'messages': [user], 'tools': [tool({schema})]}}", 400, told)
+        for schema, told in (
+            ({"required": 3}, "tools: tool x, required: found 3, expected a list of names"),
+            ({"properties": [1]}, "properties: found [1], expected an object"),
+            ({"properties": {"n": {"enum": 1}}}, "argument n, enum: found 1"),
+            ({"properties": {"n": {"minimum": "0"}}}, "argument n, minimum: found 0"),
+            ({"properties": {"n": {"type": {}}}}, "found type {}"),
+            ({"properties": {"n": 1}}, "expected a JSON schema object"),
+        )
+    ),
 ]
 
 
@@ -261,8 +291,38 @@ def test_what_cannot_be_honoured_is_refused_with_what_to_do(tmp_path):
         f"told = post({ask}); assert told['status'] == {code} and {text!r} in told['error']['message'], told"
         for ask, code, text in REFUSED
     ]
-    found = run(scripted(ADD), external(script=own(tmp_path, "\n".join(lines))))[0]
+    tool = "tool = lambda schema: {'type': 'function', 'function': {'name': 'x', 'parameters': schema}}"
+    found = run(scripted(ADD), external(script=own(tmp_path, "\n".join([tool, *lines]))))[0]
     assert (found.status, found.error, found.turns) == ("finished", None, [])
+
+
+@pytest.mark.parametrize(
+    ("broken", "ask"),
+    [
+        ("encode", "'/tokenize', {'text': 'boom'}"),
+        ("decode", "'/detokenize', {'ids': [1]}"),
+        ("request", "'/chat/completions', {'model': 'policy', 'messages': [user]}"),
+        ("take", "'/chat/completions', {'model': 'policy', 'messages': [user]}"),
+    ],
+)
+def test_a_request_that_fails_ends_its_episode_and_no_other(broken, ask, tmp_path, monkeypatch):
+    def boom(*_):
+        raise TypeError("boom")
+
+    script = own(
+        tmp_path,
+        f"told = post({ask}) if problem['id'] == 'p1' else {{'status': 500}}\nassert told['status'] == 500, told\n",
+    )
+    if broken in ("encode", "decode"):  # as a tokenizer that fails over one text would
+        kept = getattr(POLICY.tokenizer, broken)
+        failing = lambda asked: boom() if asked in ("boom", [1]) else kept(asked)  # noqa: E731
+        monkeypatch.setattr(type(POLICY.tokenizer), broken, lambda _, asked: failing(asked))
+    else:
+        monkeypatch.setattr(Replies, broken, boom)
+    lost, other = run(scripted(ADD), external(script=script), count=2)
+    assert (lost.problem_id, lost.status) == ("p1", "infrastructure")
+    assert "gateway: TypeError: boom" in (lost.error or "")
+    assert (other.status, other.error) == ("finished", None)
 
 
 def test_calls_that_do_not_fit_are_answered_and_counted(tmp_path):
@@ -274,6 +334,22 @@ def test_calls_that_do_not_fit_are_answered_and_counted(tmp_path):
     found = run(scripted(ADD), external(script=script))[0]
     assert [t.call.error for t in found.turns if t.call] == ["malformed_json", "unknown_tool", "wrong_type", None]
     assert found.status == "finished"
+
+
+def test_arguments_that_no_file_could_hold_are_malformed(tmp_path):
+    script = own(tmp_path, (
+        "bad = ({'n': float('nan')}, {'n': float('inf')}, {'n': '\\ud800'}, {'\\ud800': 1}, '{\"n\": NaN}', '{\"n\": 1e999}',\n"
+        "    '{\"n\": \"\\\\ud800\"}', '\\ud800')\n"
+        "told = [post('/tools/call', {'name': 'add', 'arguments': b}) for b in bad[:problem['max_turns'] - 1]]\n"
+        "told.append(post('/tools/call', {'name': '\\ud800', 'arguments': {}}))\n"
+        "assert [t['data']['error'] for t in told] == ['malformed_json'] * (len(told) - 1) + ['unknown_tool'], told\n"
+    ))  # fmt: skip
+    world = CounterEnvironment()
+    world.max_turns = 9
+    found = run(scripted(ADD), external(script=script), environment=world)[0]
+    assert (found.status, found.error, len(found.turns)) == ("finished", None, 9)
+    assert write_shards(tmp_path / "shards", [found]) == 1
+    assert [t.call for t in next(read_shards(tmp_path / "shards")).turns] == [t.call for t in found.turns]
 
 
 def test_text_becomes_ids_and_comes_back(tmp_path):

@@ -107,6 +107,12 @@ def test_unequal_lengths_and_what_json_cannot_hold_are_refused(tmp_path):
     found[1].final_state = {"x": float("nan")}
     with pytest.raises(DataError, match="p1#0: holds what JSON cannot"):
         write_shards(tmp_path, found)
+    for place in ("final_state", "answer", "error", "tags"):
+        found = trajectories()
+        bad = {"final_state": {"x": "\ud800"}, "tags": ["\ud800"]}.get(place, "\ud800")
+        setattr(found[1], place, bad)
+        with pytest.raises(DataError, match=r"p1#0: holds what JSON cannot .*surrogates not allowed"):
+            write_shards(tmp_path, found)
 
 
 def test_json_and_timings(tmp_path):

@@ -1,5 +1,6 @@
 """A policy on a model server: the same contract as in this process, pushes that are proven, servers that are wrong."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 from specs.errors import Interrupted, ProgramError, RolloutError, ServiceError
+from tasks.episodes import completions
+from tasks.episodes.completions import CompletionsClient
 from tasks.episodes.local import LocalSampler
-from tasks.episodes.vllm_sampler import Asking, VLLMSampler
+from tasks.episodes.server import LoopbackServer, _Handler
+from tasks.episodes.vllm_sampler import Asking, VLLMSampler, read_choice
 from tasks.policy.llama import Llama
 from tasks.policy.served import export_for_server, write_served_weights
 from tasks.policy.store import LoadedPolicy, save_policy
@@ -173,6 +177,75 @@ def test_a_completion_that_passes_its_stop_is_refused(tmp_path: Path) -> None:
         pytest.raises(RolloutError, match="does not keep to the stop tokens"),
     ):
         sampler.generate([SampleRequest(0, prompt(1), 1, stops)])
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("positive_logprob", "gave the logprob 0.5, expected"),
+        ("strange_id", rf"drew the token {POLICY.config.vocab_size}, expected 0 to"),
+        ("negative_id", "drew the token -1, expected"),
+        ("weights_move", "holds weights 'theirs/8', expected 'start/0'"),
+    ],
+)
+def test_what_no_policy_could_draw_is_not_believed(tmp_path: Path, fault: str, text: str) -> None:
+    with served(tmp_path, fault) as (_, sampler), pytest.raises(RolloutError, match=text):
+        sampler.generate([SampleRequest(0, prompt(1), 1, NEVER_STOPS)])
+
+
+@pytest.mark.parametrize("ids", [[1.5, 2], [True, 2], ["1", 2], [float("inf"), 2]])
+def test_ids_are_whole_numbers(ids: list[object]) -> None:
+    choice = {"token_ids": ids, "finish_reason": "stop", "prompt_token_ids": [1]}
+    answer = {"choices": [{**choice, "logprobs": {"token_logprobs": [-1, -1]}}]}
+    with pytest.raises(RolloutError, match="model server: drew the token"):
+        read_choice(answer, [1], 10)
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf"), 0.01])
+def test_logprobs_are_finite_and_at_most_0(logprob: float) -> None:
+    choice = {"token_ids": [1, 2], "finish_reason": "stop", "prompt_token_ids": [1]}
+    answer = {"choices": [{**choice, "logprobs": {"token_logprobs": [0.0005, logprob]}}]}
+    with pytest.raises(RolloutError, match=r"gave the logprob .*, expected a finite number of at most 0"):
+        read_choice(answer, [1], 10)
+
+
+def test_a_server_that_was_started_anew_meanwhile_is_asked_again(tmp_path: Path) -> None:
+    with served(tmp_path) as (wired, sampler):
+        expected = sampler.generate([SampleRequest(0, prompt(1), 1, WARM)])[0]
+        complete = sampler._client.complete
+
+        def forgetful(bodies: object, done: object) -> None:  # as a server that starts again by itself
+            complete(bodies, done)  # pyright: ignore[reportArgumentType]
+            wired.server.version = None
+
+        sampler._client.complete = forgetful
+        found = sampler.generate([SampleRequest(1, prompt(1), 1, WARM)])[0]
+        assert found.ids == expected.ids
+        assert (sampler.restarts, sampler.repeated) == (1, 1)
+
+
+def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(_Handler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b" " * 65536)
+            self.close_connection = True
+
+    monkeypatch.setattr(completions, "MAX_ANSWER", 2**20)
+    http = LoopbackServer(("127.0.0.1", 0), Endless)
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    client = CompletionsClient(f"http://127.0.0.1:{http.server_address[1]}", in_flight=1, seconds=5)
+    with pytest.raises(RolloutError, match="answered more than 1048576 bytes"):
+        client.get("/version")
+    client.close()
+    http.shutdown()
+    http.close_connections()
+    http.server_close()
+    thread.join()
 
 
 def test_another_tokenizer_is_refused_by_its_encoding(tmp_path: Path) -> None:

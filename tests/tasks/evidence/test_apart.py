@@ -3,10 +3,12 @@
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specs.environments import OrderDesk
 from tasks.episodes.environments import environment_for
-from tasks.evidence.apart import find_overlaps, normalised
+from tasks.evidence.apart import TrainingTexts, find_overlaps, normalised
 
 # KP-DATA-04
 TANK = "A tank holds 240 litres. A pump empties 15 litres per minute. How long until it is empty?"
@@ -72,3 +74,15 @@ def test_disjoint_splits_of_the_order_desk_give_no_hit_and_it_is_quick() -> None
     assert time.process_time() - start < 2.0
     again = find_overlaps({"demos": texts["hidden"][:50]}, {"hidden": texts["hidden"]}, 0.9)
     assert {h.train_id for h in again} == {i for i, _ in texts["hidden"][:50]}
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcd"), max_size=12), max_size=5), st.lists(st.sampled_from("abcd"), max_size=9)
+)
+def test_looking_in_growing_training_texts_finds_what_comparing_all_finds(
+    train: list[list[str]], new: list[str]
+) -> None:
+    texts = [(f"t{number}", " ".join(words)) for number, words in enumerate(train)]
+    hits = find_overlaps({"t": texts}, {"e": [("e", " ".join(new))]}, 0.7)
+    found = TrainingTexts(texts, 0.7).hit("e", " ".join(new))
+    assert (found and (found.train_id, found.reason)) == (hits[0].train_id, hits[0].reason) if hits else found is None

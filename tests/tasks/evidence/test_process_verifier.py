@@ -49,6 +49,8 @@ def test_faults_and_cuts_are_settled_before_it_is_asked():
     ("how", "told"),
     [
         ("range", "the score is 7, expected a number from 0 to 1"),
+        ("huge", "the score is 1000"),
+        ("half", "a lone surrogate"),
         ("bool", "the score is True"),
         ("word", "passed is 'yes', expected true or false"),
         ("empty", "the score is None"),
@@ -95,6 +97,8 @@ def test_cases_of_a_file_count_too(tmp_path):
     for text, told in (
         ("{", "no JSON"),
         ('{"expect": "maybe"}', "is no case"),
+        ('{"expect": []}', "is no case"),
+        ('{"expect": "pass", "about": "\\ud800"}', "a lone surrogate"),
         ('{"expect": "pass", "problem": 3}', "are objects"),
     ):
         cases.write_text(text + "\n")

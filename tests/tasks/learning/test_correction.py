@@ -65,3 +65,16 @@ def test_without_rows_there_is_nothing_to_correct():
 
 def test_staleness_decays_with_the_oldest_version_and_ends_at_the_bound():
     assert staleness(10, [10, 9, 5], 3, 0.9) == [(0, 1.0), (1, pytest.approx(0.9)), (5, None)]
+
+
+def test_the_contexts_of_a_trajectory_are_judged_and_rejected_together():
+    made = rows()
+    made[0].trajectory = made[1].trajectory = "t"
+    other = rows()[0]
+    other.trajectory = "u"
+    found = correct([*made, other], [*TRAINER, TRAINER[0]], Correction(reject_below=1e-3, ratio="sequence"))
+    assert [r.trajectory for r in found.rows] == ["u"]
+    assert (found.rejected, found.figures["rejected"]) == ({"reject_below": 1}, 0.5)
+    weighed = correct(made, TRAINER, Correction(ratio="sequence", band=(0.5, 9.0)))
+    product = pytest.approx(float(torch.tensor(-0.1 + 1.9 - 9.8).exp()), rel=1e-5)
+    assert [w for r in weighed.rows for w in (r.corrections or [])[1:]] == [product] * 4

@@ -79,6 +79,31 @@ def test_absolute_weights_stand_in_no_denominator():
     by_token, by_row = row_weights(rows, "absolute_token").sum(-1), row_weights(rows, "sequence_sum").sum(-1)
     assert by_token.tolist() == pytest.approx([w * n / tokens for w, n in zip((1, 2, 0, 0.5), counts, strict=True)])
     assert by_row.tolist() == pytest.approx([w * n / 4 for w, n in zip((1, 2, 0, 0.5), counts, strict=True)])
+    assert row_weights(rows, "absolute_sequence").sum(-1).tolist() == pytest.approx([0.25, 0.5, 0.0, 0.125])
+    assert row_weights(rows, 10).sum(-1).tolist() == pytest.approx(
+        [w * n / 40 for w, n in zip((1, 2, 0, 0.5), counts, strict=True)]
+    )
+
+
+def test_pairs_of_a_data_set_weigh_the_same_in_steps_of_one_pair_and_of_all():
+    rows = pair_rows(4)
+    for k, row in enumerate(rows):
+        row.weight = (0.5, 0.5, 0.5, 2.5)[k // 2]  # three pairs of one problem and one of another: a mean of 1
+    whole = row_weights(rows, "absolute_sequence").sum(-1)
+    alone = torch.cat([row_weights(rows[k : k + 2], "absolute_sequence").sum(-1) for k in range(0, 8, 2)])
+    torch.testing.assert_close(alone / 4, whole)
+    assert float(whole.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("mean", ["sequence", "absolute_sequence"])
+def test_the_contexts_of_a_trajectory_count_once_together(mean):
+    rows = pair_rows(2)
+    for row, contexts in zip(rows, (3, 3, 3, 1), strict=True):
+        row.weight, row.contexts = 1.0, contexts
+    assert row_weights(rows, mean).sum(-1).tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
+    trained = [row.trained for row in rows]
+    assert row_weights(rows, "sequence_sum").sum(-1).tolist() == pytest.approx([n / 2 for n in trained])
+    assert row_weights(rows, 10).sum(-1).tolist() == pytest.approx([n / 20 for n in trained])
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.type)

@@ -109,5 +109,6 @@ def test_turns_with_advantages_of_their_own_give_them_to_their_tokens():
     made.sampling["segments"] = [0, 5]
     rows, _ = rows_from([made], max_length=32, behaviour=True, advantages={"t": 0.25}, turn_advantages=own)
     assert [r.advantages for r in rows] == [[0, 0.5, 0.5, 0, -1.0], [0, 2.0]]
+    assert [(r.trajectory, r.contexts) for r in rows] == [("t", 2)] * 2
     (cut, _), _ = rows_from([made], max_length=3, behaviour=True, advantages={"t": 0.25}, turn_advantages=own)
     assert cut.advantages == [0, 0.5, 0.5]

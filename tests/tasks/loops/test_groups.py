@@ -120,6 +120,17 @@ def test_a_group_of_one_value_is_kept_where_the_step_or_a_critic_judges():
     assert (against_step.teaching, critic.teaching, group_stats(made, SCALED).teaching) == (2, 2, 0)
 
 
+@pytest.mark.parametrize("kind", ["gigpo", "g2po"])
+def test_a_group_of_equal_rewards_is_flat_also_where_turns_are_compared(kind):
+    made = group("g", [1.0, 1.0])
+    made[1].turns = [Turn(1, 2, "", ToolCall("find", {}, ""), Observation({"a": 1})), Turn(2, 3, "", None, None)]
+    stats = group_stats(made, policy_gradient_from({"type": kind}))
+    assert (stats.flat, stats.silent, stats.advantages, stats.unmoved) == (True, 1, {}, ["g0", "g1"])
+    made[1].reward = 0.0
+    stats = group_stats(made, policy_gradient_from({"type": kind}))
+    assert (stats.flat, stats.unmoved, len(stats.turn_advantages["g1"])) == (False, [], 2)
+
+
 def test_turns_stand_in_the_same_state_by_observation_or_by_history():
     (made,) = group("g", [1.0])
     first = ToolCall("find", {"x": 1}, "")

@@ -136,7 +136,15 @@ def test_what_is_left_of_a_problem_weighs_one_together():
     made = {"a": written("a", [1]), "b": written("b", [2]), "c": written("c", [1]), "d": written("d", [3])}
     pairs = [Pair(f"a>{x}", "p", "a", x, 1.0, 1 / 3) for x in "bcd"]
     rows = pair_rows(PairReport(pairs=pairs, problems=1), made, max_length=9)
-    assert [row.weight for both in rows for row in both] == pytest.approx([0.5] * 4)
+    assert [row.weight for both in rows for row in both] == pytest.approx([1.0] * 4)
+
+
+def test_weights_of_rows_have_a_mean_of_one_and_leave_each_problem_the_same():
+    made = {n: written(n, [k + 1]) for k, n in enumerate("abcdef")}
+    pairs = [Pair(f"a>{x}", "p", "a", x, 1.0, 1 / 3) for x in "bcd"] + [Pair("e>f", "q", "e", "f", 1.0)]
+    rows = pair_rows(PairReport(pairs=pairs, problems=2), made, max_length=9)
+    assert [chosen.weight for chosen, _ in rows] == pytest.approx([2 / 3] * 3 + [2.0])
+    assert [p.weight for p in pairs] == pytest.approx([1 / 3] * 3 + [1.0])
 
 
 def test_a_pair_without_its_trajectory_is_an_error():
@@ -156,6 +164,19 @@ def test_mismatched_rows_have_the_completion_of_another_problem():
         for i in range(4)
     ]
     found = mismatched(rows, ["p", "p", "q", "q"], max_length=3)
-    assert [found[i].ids for i in range(4)] == [[0, 0, 12], [1, 1, 12], [2, 2, 10], [3, 3, 10]]
+    assert [found[i].ids for i in range(4)] == [[0, 0, 12], [1, 1, 13], [2, 2, 10], [3, 3, 11]]
     assert all(row.mask == [False, False, True] for row in found.values())
     assert mismatched(rows, ["p"] * 4, max_length=3) == {}
+
+
+def test_mismatched_completions_are_of_both_sides_evenly_and_of_several_pairs():
+    rows = [
+        TrainingRow(id=str(i), source="s", ids=[i, 100 + i], mask=[False, True], preferred=i % 2 == 0)
+        for i in range(10)
+    ]
+    problems = ["p"] * 6 + ["q"] * 4  # three pairs of one problem and two of another
+    found = mismatched(rows, problems, max_length=9)
+    partners = [found[i].ids[1] - 100 for i in range(10)]
+    assert all(rows[j].preferred is row.preferred for j, row in zip(partners, rows, strict=True))
+    assert all(problems[j] != problem for j, problem in zip(partners, problems, strict=True))
+    assert set(partners[:6]) == {6, 7, 8, 9}

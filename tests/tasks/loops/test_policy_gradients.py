@@ -9,9 +9,12 @@ import torch
 
 from specs.errors import Interrupted, TrainingError
 from specs.policy_gradient import Correction, policy_gradient_from
+from tasks.learning.critic import CriticLearner
+from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow
+from tasks.loops import updates
 from tasks.loops.resampling import draw_step
-from tasks.loops.updates import without_missing
+from tasks.loops.updates import StepRows, policy_updates, update, without_missing
 from tests.tasks.loops.test_on_policy import PROBLEMS, stage, taught, weights
 from tests.tasks.loops.toy import problem, toy_arena
 
@@ -127,12 +130,11 @@ def spoil(sampler):
 
 
 def test_a_sampler_that_differs_is_corrected_or_rejected(taught):
-    spec = spec_of("grpo", steps=1, kl_coef=0.0, max_logprob_gap=9.0, correction={"outside": "zero"})
+    plain = {"steps": 1, "kl_coef": 0.0, "kl": "k3_plus", "max_logprob_gap": 9.0}
+    spec = spec_of("grpo", **plain, correction={"outside": "zero"})
     _, run = stage(taught, spec, spoil=spoil)
     assert run().curve[0]["mismatch_k3"] > 1e-5
-    spec = spec_of(
-        "grpo", steps=1, kl_coef=0.0, max_logprob_gap=9.0, correction={"reject_mean": (0.9999999, 1.0000001)}
-    )
+    spec = spec_of("grpo", **plain, correction={"reject_mean": (0.9999999, 1.0000001)})
     learner, run = stage(taught, spec, spoil=spoil)
     before, report = weights(learner), run()
     assert report.dropped["outside_reject_mean"] > 0
@@ -203,6 +205,14 @@ def test_tokens_without_a_sampler_logprob_do_not_train_and_are_counted():
     kept, missing = without_missing(rows, 0.5, 0)
     assert [r.mask for r in kept] == [[False, True, False, True], [False, True, True, True]]
     assert ([r.trained for r in kept], missing) == ([2, 3], 4)
+    by_turn, _ = without_missing(rows, 0.5, 0, whole_turns=True)
+    assert [r.mask for r in by_turn] == [[False, True, True, True]]
+    two_turns = TrainingRow(
+        id="r", source="s", ids=[1] * 6, mask=[False, True, False, True, True, True],
+        sampler_logprobs=[0.0, -1.0, 0.0, -1.0, -math.inf, -1.0],
+    )  # fmt: skip
+    ((left,), missing) = without_missing([two_turns], 0.5, 0, whole_turns=True)
+    assert (left.mask, missing) == ([False, True, False, False, False, False], 1)
     with pytest.raises(
         TrainingError, match=r"step 7: 4 of 9 tokens have no sampler logprob.*max_missing_logprobs is 0.4"
     ):
@@ -224,3 +234,75 @@ def test_a_sampler_without_logprobs_stops_before_the_first_update(taught, monkey
     with pytest.raises(TrainingError, match="have no sampler logprob"):
         run()
     assert torch.equal(weights(learner), before)
+
+
+def learners(taught, spec):
+    model = copy.deepcopy(taught).model
+    critic = CriticLearner(copy.deepcopy(taught).model, spec.critic, spec.steps) if hasattr(spec, "critic") else None
+    return Learner(model, spec.optimizer, policy_updates(spec)), critic
+
+
+def test_missing_tokens_are_counted_as_tokens_and_lost_trajectories_as_such(taught):
+    spec = spec_of("grpo", kl_coef=0.0, kl="k3_plus", max_logprob_gap=9.0, max_missing_logprobs=0.9)
+    rows = [row([0.0, -1.0, -math.inf, -0.5]), row([0.0, *[-math.inf] * 3])]
+    rows[1].id = "other"
+    done = update(learners(taught, spec)[0], StepRows(rows), spec, None, max_length=9, step=0)
+    assert (done.missing_logprobs, done.dropped) == (4, {"missing_logprob": 1})
+
+
+def test_both_schedules_go_on_in_steps_without_a_row(taught):
+    spec = spec_of(
+        "ppo", steps=4, critic={"optimizer": {"learning_rate": 1e-2}, "warmup_steps": 2, "updates_per_batch": 3}
+    )
+    learner, critic = learners(taught, spec)
+    assert critic is not None
+    for step in range(4):
+        done = update(learner, StepRows([]), spec, None, max_length=9, step=step, critic=critic)
+        assert done.warm_up is (step < 2)
+        assert "value_loss" not in done.figures
+    assert (learner.step_index, learner.total_steps) == (4, 4)  # two passes in each of two steps
+    assert (critic.step_index, critic.total_steps) == (12, 12)
+
+
+@pytest.mark.parametrize("mean", ["constant", "sequence_sum"])
+def test_sums_over_tokens_are_divided_by_trajectories_of_silent_groups_too(taught, mean):
+    spec = spec_of("dr_grpo", updates_per_batch=1, aggregation=mean, token_budget=8 if mean == "constant" else None)
+
+    def loss(unmoved):
+        made = row([0.0, -1.0, -1.0, -1.0])
+        made.advantage = 1.0
+        wide = spec.model_copy(update={"max_logprob_gap": 99.0})
+        learner = learners(taught, spec)[0]
+        return update(learner, StepRows([made], unmoved), wide, None, max_length=9, step=0).figures["loss"]
+
+    assert loss(3) == pytest.approx(loss(0) / 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "all_train"),
+    [
+        ("grpo", {"kl_coef": 0.0, "kl": "k3_plus", "entropy_coef": 0.0}, False),
+        ("grpo", {"entropy_coef": 0.0}, True),
+        ("grpo", {"kl_coef": 0.0, "kl": "k3_plus"}, True),
+        ("gigpo", {"kl_coef": 0.1}, True),
+        ("dapo", {"kl_coef": 0.1}, False),
+    ],
+)
+def test_silent_groups_train_where_kl_or_entropy_is_of_all(taught, monkeypatch, kind, more, all_train):
+    from tasks.loops import on_policy
+
+    seen = []
+
+    def watched(learner, batch, *args, **named):
+        seen.append(copy.deepcopy(batch))
+        return updates.update(learner, batch, *args, **named)
+
+    monkeypatch.setattr(on_policy, "update", watched)
+    spec = spec_of(kind, steps=1, problems_per_step=6, **more)
+    _, run = stage(taught, spec, problems=[problem(i, never=i > 1) for i in range(6)])
+    run()
+    (batch,) = seen
+    flat = [r for r in batch.rows if not r.advantage]
+    assert (len(batch.rows) == 36, bool(flat)) == (all_train, all_train)
+    assert all(not any(r.advantages or []) for r in flat)
+    assert batch.unmoved == (36 - len(batch.rows) if kind == "grpo" else 0)

@@ -2,7 +2,7 @@ import pytest
 
 from specs.algorithms import GiGPO
 from tasks.learning.algorithms import gigpo
-from tasks.learning.grouping import Rewarded, Walk
+from tasks.learning.grouping import Rewarded, Walk, normalised
 from tests.tasks.learning.algorithms.gradients import LOGPROBS, MASK, OLD, batch, tensor, value_and_gradient
 
 SPEC = GiGPO(type="gigpo")
@@ -33,6 +33,14 @@ def test_equal_rewards_of_unequal_length_still_compare_turns():
     rewarded = Rewarded([1.0, 1.0], ["g"] * 2, walks=[walk("s"), walk("s", "a")])
     made = gigpo.turn_advantages(rewarded, SPEC)
     assert [v for turns in made for v in turns or []] == pytest.approx([0.025, -0.025, 0.0])
+
+
+def test_rounding_is_no_difference_between_turns():
+    spec = GiGPO(type="gigpo", scale_rewards="group_std", discount=0.95)
+    rewarded = Rewarded([0.1 + 0.2, 0.3, 1.0], ["g"] * 3, walks=[walk("s", "a"), walk("s", "a"), walk("s", "b")])
+    own = gigpo.turns_own(rewarded, spec)
+    assert (own[0, 1], own[1, 1]) == (0.0, 0.0)
+    assert normalised([0.1 + 0.2, 0.3], None) == normalised([0.1 + 0.2, 0.3], 1e-18) == [0.0, 0.0]
 
 
 def test_value_and_gradient_with_advantages_by_token():

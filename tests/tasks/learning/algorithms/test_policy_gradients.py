@@ -198,8 +198,23 @@ def test_k1_is_taken_off_the_advantages():
         (lambda: policy_gradient_from({"type": "ppo", "correction": {"reject_drifted": 1.0}}), "by token"),
         (lambda: policy_gradient_from({"type": "sao", "updates_per_batch": 2}), "needs an importance ratio"),
         (lambda: policy_gradient_from({"type": "g2po", "discount": 1.5}), "less than or equal to 1"),
+        (lambda: policy_gradient_from({"type": "sao", "correction": {}}), "applied twice"),
+        (lambda: policy_gradient_from({"type": "sao", "gae_lambda": 0.9}), "gae_lambda is not read"),
+        (lambda: policy_gradient_from({"type": "ppo", "gae_lambda": 0.9, "length_adaptive": 2.0}), "is not read"),
+        (lambda: GRPO(type="grpo", scale_rewards="none", std_floor=0.1), "std_floor is not read"),
+        (lambda: policy_gradient_from({"type": "gigpo", "std_floor": 0.1}), "std_floor is not read"),
+        (lambda: policy_gradient_from({"type": "g2po", "std_floor": 0.1}), "std_floor is not read"),
+        (lambda: GRPO(type="grpo", kl="k3"), "kl is not read with kl_coef: 0"),
+        (lambda: RLOO(type="rloo", kl="k2"), "kl is not read with kl_coef: 0"),
+        (lambda: policy_gradient_from({"type": "ppo", "kl": "k1_in_reward", "kl_coef": 0.1}), "whiten: false"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(make, text):
     with pytest.raises(ValidationError, match=text):
         make()
+
+
+def test_settings_that_another_one_needs_are_taken():
+    sao = policy_gradient_from({"type": "sao", "length_adaptive": None, "gae_lambda": 0.9})
+    ppo = policy_gradient_from({"type": "ppo", "kl": "k1_in_reward", "kl_coef": 0.1, "whiten": False})
+    assert [policy_gradient_from(s.model_dump(mode="json")) for s in (sao, ppo)] == [sao, ppo]

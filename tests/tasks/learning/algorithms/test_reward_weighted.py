@@ -70,6 +70,11 @@ def test_weights_ignore_a_shift_and_follow_the_order_of_rewards(rewards, shift):
     assert found[rewards.index(max(rewards))] == max(found)
 
 
+def test_several_rows_of_a_trajectory_count_once_in_the_mean():
+    rows = reward_weighted.row_weights([3.0, 3.0, 1.0], [1, 1, 1], spec(denominator="sequences"), [0.5, 0.5, 1.0])
+    assert rows == pytest.approx([1.5, 1.5, 0.5])
+
+
 def test_equal_rewards_weigh_alike_and_give_plain_likelihood():
     value, _ = whole_loss(spec(), given=[1.0] * 4)
     assert value == pytest.approx(21 / 18)
