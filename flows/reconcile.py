@@ -41,7 +41,7 @@ def _node(state: State, path: Path) -> str | None:
             end(child)
         for folder in (path.parent, path.parent / "ckpt"):
             if folder.is_dir():
-                remove_temporaries(folder)
+                remove_temporaries(folder, ours=True)  # under its lease: a pid in a name may be another's by now
         if (path.parent / "receipt.json").exists():
             state.drop_checkpoints(path.parent.name)
         return (

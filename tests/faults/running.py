@@ -81,7 +81,8 @@ def snapshot(home: Path) -> dict[str, Any]:
             del data[name]
         found[receipt.node] = data | {"on_disk": digest_tree(folder / "out")}
         assert not (folder / "ckpt").exists()
-        assert not list(folder.rglob("*.tmp"))
+        left = [str(p.relative_to(folder)) for p in folder.rglob("*.tmp")]
+        assert not left, f"{folder}: left behind: {left}"
     return found
 
 
