@@ -83,6 +83,7 @@ def test_the_name_of_another_projects_program_is_not_taken(
     assert f"belongs to {site.home}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_late_runs_a_killed_one_a_held_gate_its_answer_and_nothing_to_do(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
