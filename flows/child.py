@@ -29,6 +29,7 @@ from flows.context import MetricSpool, NodeContext, Outcome
 from flows.durable import disk_error, fault_point, remove_dir, remove_temporaries, write_json, write_quick
 from flows.state import NodeReceipt, State, now
 from specs.errors import Interrupted, TutelageError
+from tasks.processes import until_closed
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -227,13 +228,8 @@ def die_with_parent() -> None:
 
 def _watch(stdin: int) -> None:
     """End this process at once when the driver closes its side or is gone."""
-    while True:
-        try:
-            data = os.read(stdin, 4096)
-        except OSError:
-            data = b""
-        if not data:
-            os._exit(4)
+    until_closed(stdin)
+    os._exit(4)
 
 
 def _read_line(stdin: int) -> bytes:

@@ -61,10 +61,6 @@ class NodeReceipt:
     alias: str | None = None
     """Run key of the node whose output stands in for the output of a skipped one."""
 
-    def same_as(self, other: "NodeReceipt") -> bool:
-        """Return whether both say the same, whenever and however fast they were made."""
-        return replace(self, started="", seconds=0.0) == replace(other, started="", seconds=0.0)
-
 
 @dataclass(slots=True)
 class RunRecord:

@@ -8,19 +8,13 @@ import sys
 import threading
 
 from flows.cli import main
-from tasks.processes import ask_to_end, this_process
+from tasks.processes import ask_to_end, this_process, until_closed
 
 
 def watch(stdin: int) -> None:
     """Send SIGTERM to this process when the other side of `stdin` is gone."""
-    while True:
-        try:
-            data = os.read(stdin, 4096)
-        except OSError:
-            data = b""
-        if not data:
-            ask_to_end(this_process())
-            return
+    until_closed(stdin)
+    ask_to_end(this_process())
 
 
 if __name__ == "__main__":

@@ -115,9 +115,11 @@ def _remedies(c: Checks, said: Flywheel) -> None:
     for path, remedy in places:
         for pool, kind in _FILLS.items():
             if isinstance(remedy, kind) and pool not in read:
-                readers = "sft" if pool in _DEMONSTRATED else "rft or grpo"
+                readers = (
+                    "an sft stage" if pool in _DEMONSTRATED else "a stage that rolls out (rft, grpo, dpo and so on)"
+                )
                 text = f"{remedy.do} fills the pool {pool}, which no stage of the round reads"
-                c.wrong(path, f"{text}; name {pool} in the data of an {readers} stage, or choose another remedy")
+                c.wrong(path, f"{text}; name {pool} in the data of {readers}, or choose another remedy")
     for pool in type(said.pools).model_fields:
         if pool in said.pools.model_fields_set and pool not in read:
             c.odd((*_AT, "pools", pool), f"no stage of the round reads {pool}; nothing is kept in it")

@@ -217,6 +217,17 @@ def _written(target: int, out: bytes) -> bytes:
 # --- ending
 
 
+def until_closed(stdin: int) -> None:
+    """Return when the other side of a descriptor is closed or gone; what it sends is dropped."""
+    while True:
+        try:
+            data = os.read(stdin, 4096)
+        except OSError:
+            data = b""
+        if not data:
+            return
+
+
 class Endable(Protocol):
     """A child of this process, or a `Process` of somebody else's."""
 

@@ -59,9 +59,10 @@ Loss = Callable[[Batch], LossOutput]
 def token_weights(mask_BT: Tensor, aggregation: Literal["token", "sequence", "sequence_sum", "turn"] | int) -> Tensor:
     """Return weights that are 0 outside the mask and sum to 1 over it (formulas: token-mean, seq-mean-token-mean).
 
-    `turn` is the mean over all turns of their means over tokens. Those of `sequence_sum` (the mean over rows of sums over tokens) sum to the mean length instead, and those of a
-    number, a budget of tokens, to the trained share of rows x budget (Dr. GRPO): there every row counts. Elsewhere rows
-    without a trained token count nowhere. All zeros where the mask is empty.
+    `turn` is the mean over all turns of their means over tokens. Those of `sequence_sum` (the mean over rows of sums
+    over tokens) sum to the mean length instead, and those of a number, a budget of tokens, to the trained share of
+    rows x budget (Dr. GRPO): there every row counts. Elsewhere rows without a trained token count nowhere. All zeros
+    where the mask is empty.
     """
     mask = mask_BT.to(torch.float32)
     if isinstance(aggregation, int):

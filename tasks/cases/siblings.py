@@ -145,7 +145,8 @@ class SiblingMaker:
     def make(self, problem: Problem, cause: Cause, *, held: bool = False) -> Demonstration | None:
         """Return a new sibling of a problem with its verified solution; None where `tries` draws gave none.
 
-        `held` where it is held back to judge, and never trains. TrainingError once it is plain that more than the declared share cannot be solved.
+        `held` where it is held back to judge, and never trains. TrainingError once it is plain that more than the
+        declared share cannot be solved.
         """
         environment = self._bench.environments.get(problem.environment)
         if environment is None:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +18,7 @@ from specs import strict_json
 from tasks.boundary import Failure, boundary
 from tasks.episodes.agents import ToolLoopAgent
 from tasks.episodes.asks import MODEL, Ask, Refused, chat_ask, decode_ask, encode_ask, ids_ask, tool_ask
-from tasks.episodes.server import LoopbackServer
+from tasks.episodes.loopback import JSONHandler, LoopbackServer
 
 MAX_BODY = 4 * 2**20
 """Bytes of the largest request."""
@@ -63,7 +62,7 @@ class Gateway:
         class Handler(_Handler):
             serving = gateway
 
-        self._http = LoopbackServer(("127.0.0.1", 0), Handler)
+        self._http = LoopbackServer(0, Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), name="gateway", daemon=True)
 
     @property
@@ -149,8 +148,7 @@ def _strict(body: bytes) -> Any:
     return strict_json.parse(body.decode())
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(JSONHandler):
     timeout = _READ_SECONDS
     serving: Gateway
 
@@ -162,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isdigit() or int(length) > MAX_BODY:
             self.close_connection = True
             text = f"expected a body with Content-Length, of at most {MAX_BODY} bytes"
-            self._reply(413 if length.isdigit() else 411, error_body(text, "body"))
+            self.reply(413 if length.isdigit() else 411, error_body(text, "body"))
             return
         self._answer(self.rfile.read(int(length)))
 
@@ -171,21 +169,10 @@ class _Handler(BaseHTTPRequestHandler):
         found = boundary("gateway", lambda: self._handled(path, body))
         if isinstance(found, Failure):
             found = (500, error_body(str(found), "gateway"))
-        self._reply(*found)
+        self.reply(*found)
 
     def _handled(self, path: str, body: bytes | None) -> tuple[int, dict[str, Any]]:
         try:
             return self.serving.handle(path, self.headers, body)  # type: ignore[arg-type]
         except Refused as e:
             return e.status, error_body(str(e), e.code)
-
-    def _reply(self, status: int, data: dict[str, Any]) -> None:
-        body = json.dumps(data).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Stay silent; an episode's record says what was asked."""

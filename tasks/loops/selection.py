@@ -48,18 +48,11 @@ def select(trajectories: Sequence[Trajectory], spec: RFT) -> Selection:
     """Return the trajectories to train on.
 
     In this order: integrity (infrastructure, invalid, truncated never), reward or success, finished (what ran into
-    the turn limit or ended in an error is no example, whatever its state), the problem's band of success rates, tool errors, distinct token sequences, and the best `top_k` of a problem by reward (most first),
-    policy tokens (fewest first), id. The rate of a problem is over all its valid trajectories, cut ones included.
+    the turn limit or ended in an error is no example, whatever its state), the problem's band of success rates, tool
+    errors, distinct token sequences, and the best `top_k` of a problem by reward (most first), policy tokens (fewest
+    first), id. The rate of a problem is over all its valid trajectories, cut ones included.
     """
-    chosen = Selection(ids=[])
-    by_problem: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        reason = _unusable(trajectory)
-        if reason:
-            _drop(chosen, reason)
-        else:
-            by_problem.setdefault(trajectory.problem_id, []).append(trajectory)
-    chosen.problems = len({t.problem_id for t in trajectories})
+    chosen, by_problem = _by_problem(trajectories)
     kept: set[str] = set()
     for problem_id, members in by_problem.items():
         kept |= {t.id for t in _select_problem(chosen, problem_id, members, spec)}
@@ -72,15 +65,7 @@ def select_weighted(trajectories: Sequence[Trajectory], spec: RewardWeighted) ->
 
     Of problems that no trajectory solved none, as far as `require_success` says so: the best of failures is no example.
     """
-    chosen = Selection(ids=[])
-    by_problem: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        reason = _unusable(trajectory)
-        if reason:
-            _drop(chosen, reason)
-        else:
-            by_problem.setdefault(trajectory.problem_id, []).append(trajectory)
-    chosen.problems = len({t.problem_id for t in trajectories})
+    chosen, by_problem = _by_problem(trajectories)
     kept: set[str] = set()
     for problem_id, members in by_problem.items():
         solved = sum(bool(t.success) and t.status == "finished" for t in members)
@@ -111,6 +96,20 @@ def require_positives(selection: Selection, spec: RFT | RewardWeighted, stage: s
         f"{selection.problems} problems were solved at all). Ways out: train on demonstrations first (sft), draw more "
         f"samples (now {spec.samples}), choose easier problems, or {lower}"
     )
+
+
+def _by_problem(trajectories: Sequence[Trajectory]) -> tuple[Selection, dict[str, list[Trajectory]]]:
+    """Return a selection that holds nothing yet but the counts, and what is usable, by problem."""
+    chosen = Selection(ids=[])
+    usable: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        reason = _unusable(trajectory)
+        if reason:
+            _drop(chosen, reason)
+        else:
+            usable.setdefault(trajectory.problem_id, []).append(trajectory)
+    chosen.problems = len({t.problem_id for t in trajectories})
+    return chosen, usable
 
 
 def _unusable(trajectory: Trajectory) -> str | None:

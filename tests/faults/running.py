@@ -21,6 +21,9 @@ from tasks.files import digest_tree
 from tests.faults.bodies import entry_for
 from tests.faults.plans import reference
 
+CHAIN: dict[str, Any] = {"options": {"campaign": {"chain": True}}}
+"""The reference program with a chain of digests in place of a model."""
+
 
 def start(home: Path, *, under: tuple[str, ...] = (), **variables: Any) -> subprocess.Popen[str]:
     """Start a driver, `under` another program where given; `options` are those of `tests.faults.driver`.

@@ -13,9 +13,8 @@ from specs.errors import StateError
 from tasks.files import Ledger, list_tree
 from tasks.learning.checkpoints import Checkpointer
 from tests.faults.learning import PARTS, learn
-from tests.faults.running import calls, finish, here, run, snapshot, start, wait_until
+from tests.faults.running import CHAIN, calls, finish, here, run, snapshot, start, wait_until
 
-CHAIN: dict[str, Any] = {"options": {"campaign": {"chain": True}}}
 SEED = 20240607
 
 
@@ -82,14 +81,6 @@ def test_the_end_is_equal_bit_for_bit_and_only_with_every_part_of_a_checkpoint(
     for part in PARTS:
         _train(tmp_path / part, until=15)
         assert _train(tmp_path / part, leave_out=part) != whole, f"a checkpoint without {part} went unnoticed"
-
-
-@pytest.fixture(scope="module")
-def ref(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    home = tmp_path_factory.mktemp("campaign") / "home"
-    code, out, err = run(home, **CHAIN)
-    assert code == 0, out + err
-    return snapshot(home)
 
 
 def _killed_among_its_calls(home: Path) -> Path:

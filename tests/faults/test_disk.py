@@ -11,17 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.commands import processes, tutelage
-from tests.faults.running import calls, run, snapshot
-
-CHAIN: dict[str, Any] = {"options": {"campaign": {"chain": True}}}
-
-
-@pytest.fixture(scope="module")
-def ref(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    home = tmp_path_factory.mktemp("campaign") / "home"
-    code, out, err = run(home, **CHAIN)
-    assert code == 0, out + err
-    return snapshot(home)
+from tests.faults.running import CHAIN, calls, run, snapshot
 
 
 def _on_a_small_disk(tmp_path: Path, free_kb: int, **pads: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 
 from flows.registry import gate_digest, load
 from tests.faults.running import (
+    CHAIN,
     calls,
     finish,
     live_children,
@@ -28,7 +29,6 @@ from tests.faults.running import (
 )
 
 IN_FLIGHT = 4
-CHAIN: dict[str, Any] = {"options": {"campaign": {"chain": True}}}
 MODEL: dict[str, Any] = {"options": {"campaign": {"chain": False}, "preload": ["torch", "numpy"]}}
 POINTS = (
     ("data.train", "body_done.data.train"), ("data.train", "sealed.data.train"),

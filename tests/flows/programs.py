@@ -1,7 +1,10 @@
 """Small programs for tests of the planner, as data."""
 
+import json
+import os
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from flows.compile import compile
@@ -11,6 +14,7 @@ from flows.resolve import resolve
 from specs.program import Program
 
 Json = dict[str, Any]
+GOLDEN = Path(__file__).parent / "golden"
 MACHINE = {"cores": 2.0, "memory_gb": 16.0}
 
 SMALL: Json = {
@@ -84,3 +88,24 @@ def moved(before: Plan, after: Plan) -> set[str]:
 def closure(of: Plan, *roots: str) -> set[str]:
     """Return the roots and everything that depends on them."""
     return {reached for root in roots for reached in of.downstream(root)}
+
+
+def as_kept(made: Plan, name: str) -> None:
+    """Compare a plan's nodes, inputs, conditions and keys with those that were looked at and kept."""
+    told = [
+        {
+            "id": n.id,
+            "kind": n.kind,
+            "inputs": n.inputs,
+            "when": n.when,
+            "passthrough": n.passthrough,
+            "key": n.plan_key[:16],
+        }
+        for n in made
+    ]
+    golden = GOLDEN / f"{name}.json"
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text("\n".join(["[", ",\n".join(json.dumps(t) for t in told), "]", ""]), encoding="utf-8")
+    assert golden.exists(), f"{golden} is missing: look at the plan, then run this test with UPDATE_GOLDEN=1"
+    assert told == json.loads(golden.read_text()), "the plan changed: if it should, run this test with UPDATE_GOLDEN=1"

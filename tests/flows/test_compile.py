@@ -1,5 +1,4 @@
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,7 @@ from flows.nodes import NODE_KINDS, plan_from
 from flows.plan import save_bytes
 from flows.resolution import Resolution, program_digest
 from specs.errors import ProgramError
-from tests.flows.programs import MACHINE, SMALL, changed, closure, nodes, plan, program, resolution
-
-GOLDEN = Path(__file__).parent / "golden"
+from tests.flows.programs import MACHINE, SMALL, as_kept, changed, closure, nodes, plan, program, resolution
 
 
 def test_the_nodes_of_a_program_are_those_of_the_table():
@@ -200,23 +197,7 @@ def test_golden_plan(path: Path):
         program_digest(loaded.program), weights=weights, packages={"bfcl-eval": "1"}, machine=MACHINE, aliases={}
     )
     made = compile(loaded.program, found)
-    told = [
-        {
-            "id": n.id,
-            "kind": n.kind,
-            "inputs": n.inputs,
-            "when": n.when,
-            "passthrough": n.passthrough,
-            "key": n.plan_key[:16],
-        }
-        for n in made
-    ]
-    golden = GOLDEN / f"{path.stem}.json"
-    if os.environ.get("UPDATE_GOLDEN") == "1":
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text("\n".join(["[", ",\n".join(json.dumps(t) for t in told), "]", ""]), encoding="utf-8")
-    assert golden.exists(), f"{golden} is missing: look at the plan, then run this test with UPDATE_GOLDEN=1"
-    assert told == json.loads(golden.read_text()), "the plan changed: if it should, run this test with UPDATE_GOLDEN=1"
+    as_kept(made, path.stem)
 
 
 _SMOLLM2 = {"hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3, "intermediate": 1536, "vocab": 49152}

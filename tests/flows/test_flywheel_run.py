@@ -8,24 +8,11 @@ import pytest
 
 from flows import pools
 from flows.cli import main
+from tests.flows.small_desk import DESK
 
-PROGRAM = """\
-program: wheel
-policy:
-  init:
-    kind: scratch
-    hidden_size: 48
-    layers: 1
-    heads: 4
-    kv_heads: 2
-    intermediate_size: 64
-    max_length: 128
-    tokenizer: {kind: bpe, vocab_size: 420, train_on: demos}
-environments: {desk: {kind: order_desk, types: [stock, mail], max_turns: 4}}
-agent: {max_new_tokens: 24}
-data:
-  demos: {kind: demonstrations, environment: desk, size: 160}
-  train: {kind: problems, environment: desk, size: 16}
+PROGRAM = (
+    f"program: wheel\n{DESK}"
+    + """\
   golden: {kind: problems, environment: desk, split: golden, size: 12, role: golden}
   regress: {kind: pool, pool: regression, role: regression}
 verifiers: {state: {kind: environment_state, answer: no}}
@@ -56,6 +43,7 @@ flywheel:
         algorithm: {type: sft, batch: {rows: 16}, optimizer: {kind: muon, learning_rate: 2e-3}}
         data: {anchor: 0.5, repaired: 0.3, successes: 0.2}
 """
+)
 
 
 def run(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str, code: int = 0) -> dict[str, Any]:

@@ -54,12 +54,17 @@ def test_quiet_shows_nothing():
 
 
 class _Closed(io.StringIO):
+    tries = 0
+
     def write(self, text: str) -> int:
+        self.tries += 1
         raise BrokenPipeError("nobody reads")
 
 
 def test_a_reader_that_is_gone_ends_showing_and_not_the_run():
-    _events(Live(_Closed(), 3))
+    stream = _Closed()
+    _events(Live(stream, 3))
+    assert stream.tries == 1
 
 
 def test_durations_and_figures_read_well():

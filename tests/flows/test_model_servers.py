@@ -39,7 +39,7 @@ from tasks.policy.store import LoadedPolicy, load_policy, save_policy
 from tasks.protocols import SampleRequest, SamplingSettings
 from tests.tasks.episodes.completions_server import CompletionsServer
 from tests.tasks.episodes.counter_world import counter_policy
-from tests.tasks.episodes.test_vllm_sampler import POLICY, prompt
+from tests.tasks.episodes.serving import POLICY, prompt
 
 SETTINGS = SamplingSettings(1.0, 6, POLICY.template.stop_ids)
 DESK = OrderDesk(kind="order_desk", types=["stock"], max_turns=2)

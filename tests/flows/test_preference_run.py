@@ -6,24 +6,11 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from tests.flows.small_desk import DESK
 
-PROGRAM = """\
-program: prefer
-policy:
-  init:
-    kind: scratch
-    hidden_size: 48
-    layers: 1
-    heads: 4
-    kv_heads: 2
-    intermediate_size: 64
-    max_length: 128
-    tokenizer: {kind: bpe, vocab_size: 420, train_on: demos}
-environments: {desk: {kind: order_desk, types: [stock, mail], max_turns: 4}}
-agent: {max_new_tokens: 24}
-data:
-  demos: {kind: demonstrations, environment: desk, size: 160}
-  train: {kind: problems, environment: desk, size: 16}
+PROGRAM = (
+    f"program: prefer\n{DESK}"
+    + """\
   golden: {kind: problems, environment: desk, split: golden, size: 8, role: golden}
 verifiers: {state: {kind: environment_state, answer: no}}
 stages:
@@ -35,6 +22,7 @@ stages:
   - {id: kto, from: teach, algorithm: {type: kto, pairing: {samples: 6, at_least: 2}}, data: [train]}
 evaluation: {at_the_end: [golden]}
 """
+)
 
 
 def test_preference_stages_run_and_branches_share_their_pairs(

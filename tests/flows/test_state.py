@@ -36,7 +36,6 @@ def test_a_receipt_holds_the_outputs_without_notes(tmp_path: Path):
     assert receipt is not None
     assert [(e.path, e.size) for e in receipt.outputs] == [("policy.json", 2)]
     assert state.out("k" * 64) == state.node("k" * 64) / "out"
-    assert receipt.same_as(replace(receipt, started=now(), seconds=9.0))
 
 
 def test_no_receipt_means_not_done(tmp_path: Path):

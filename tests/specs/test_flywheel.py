@@ -71,7 +71,7 @@ HARDEN = "data: {hard: 0.5, train: 0.5}"
         ([wheel(("do: repair", "do: repare"))], "flywheel.remedies.argument.do: found 'repare', expected repair, hard_pool"),
         ([wheel(("quota: 10", "qota: 10"))], "flywheel.remedies.argument.qota: unknown key; did you mean quota?"),
         ([wheel((MEND, "data: [anchor]"))], "flywheel.remedies.argument: repair fills the pool repaired, which no stage of the round reads"),
-        ([wheel((HARDEN, "data: [train]"))], "flywheel.remedies.premature_stop: hard_pool fills the pool hard, which no stage of the round reads; name hard in the data of an rft or grpo stage"),
+        ([wheel((HARDEN, "data: [train]"))], "flywheel.remedies.premature_stop: hard_pool fills the pool hard, which no stage of the round reads; name hard in the data of a stage that rolls out (rft, grpo, dpo and so on)"),
         ([wheel((MEND, "data: [anchor]"), ("    argument: {do: repair, quota: 10}\n", ""), ("  round:", "  default: repair\n  round:"))], "flywheel.default: repair fills the pool repaired"),
         ([wheel(("    argument: {do: repair, quota: 10}\n", ""))], "flywheel.round.stages[0].data.repaired: found repaired, which nothing fills; write a remedy"),
         ([wheel(("    premature_stop: {do: hard_pool}\n", ""))], "flywheel.round.stages[1].data.hard: found hard, which nothing fills"),

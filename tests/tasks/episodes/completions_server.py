@@ -18,8 +18,8 @@ import torch
 from tokenizers import Tokenizer as Backend
 
 from tasks.episodes.drawing import draw
+from tasks.episodes.loopback import JSONHandler, LoopbackServer
 from tasks.episodes.seeds import uniforms
-from tasks.episodes.server import LoopbackServer, _Handler
 from tasks.policy.config import config_from
 from tasks.policy.store import load_model, read_json
 
@@ -66,7 +66,7 @@ class CompletionsServer:
         class Handler(_Completions):
             serving = owner
 
-        self._http = LoopbackServer(("127.0.0.1", port), Handler)
+        self._http = LoopbackServer(port, Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 
     @property
@@ -191,21 +191,21 @@ class CompletionsServer:
         return torch.nn.functional.linear(self.cache[ids], self.head)
 
 
-class _Completions(_Handler):
-    serving: CompletionsServer  # pyright: ignore[reportIncompatibleVariableOverride]
+class _Completions(JSONHandler):
+    serving: CompletionsServer
 
     def do_GET(self) -> None:
         found = self.serving.get(self.path)
-        self._reply(404 if found is None else 200, found or {})
+        self.reply(404 if found is None else 200, found or {})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", "0") or 0))
         try:
             found = self.serving.post(self.path, json.loads(body) if body else {})
         except RuntimeError as e:
-            self._reply(500, {"error": str(e)})
+            self.reply(500, {"error": str(e)})
             return
-        self._reply(404 if found is None else 200, found or {"detail": "Not Found"})
+        self.reply(404 if found is None else 200, found or {"detail": "Not Found"})
 
 
 if __name__ == "__main__":

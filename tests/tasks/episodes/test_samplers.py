@@ -1,40 +1,29 @@
-"""What every sampler owes, in this process and over HTTP: the same requests, the same ids and logprobs."""
+"""What every sampler owes, in this process and behind a model server: the same requests, the same ids and logprobs."""
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from specs.errors import ProgramError, RolloutError, ServiceError
+from specs.errors import ProgramError, RolloutError
 from tasks.episodes.local import LocalSampler
-from tasks.episodes.remote import HTTPSampler
-from tasks.episodes.server import SamplerServer
-from tasks.protocols import SampleRequest, SamplingSettings
+from tasks.protocols import Sampler, SampleRequest, SamplingSettings
 from tests.tasks.episodes.counter_world import counter_policy
+from tests.tasks.episodes.serving import POLICY, prompt, served
 
-POLICY = counter_policy()
 STOP = POLICY.template.stop_ids
 WARM = SamplingSettings(1.0, 8, STOP)
 NEVER_STOPS = SamplingSettings(1.0, 6, ())
 
 
-def prompt(i: int) -> list[int]:
-    return POLICY.tokenizer.encode(f"Count to {i}, please.")
-
-
-@pytest.fixture(params=["local", "http"])
-def sampler(request) -> Iterator[LocalSampler | HTTPSampler]:
-    local = LocalSampler(POLICY, "start/0")
+@pytest.fixture(params=["local", "served"])
+def sampler(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sampler]:
     if request.param == "local":
-        yield local
+        yield LocalSampler(POLICY, "start/0")
         return
-    with SamplerServer(local) as server:
-        client = HTTPSampler(server.url, POLICY.template.digest)
-        yield client
-        client.close()
+    with served(tmp_path) as (_, found):
+        yield found
 
 
 def trainer_logprobs(ids: list[int], number: int, temperature: float) -> torch.Tensor:
@@ -143,64 +132,3 @@ def test_bf16_samples_from_a_copy_that_follows():
     sampler.load_weights(other.model, "w")
     after = sampler.generate([SampleRequest(0, prompt(1), 1, NEVER_STOPS)])[0]
     assert after == LocalSampler(other, "w", "bf16").generate([SampleRequest(0, prompt(1), 1, NEVER_STOPS)])[0]
-
-
-def test_two_clients_of_a_server_never_share_a_session():
-    with SamplerServer(LocalSampler(POLICY, "v")) as server:
-        one, two = (HTTPSampler(server.url, POLICY.template.digest) for _ in range(2))
-        assert one.max_length == 96
-        first = one.generate([SampleRequest(0, prompt(1), 1, WARM)])[0]
-        two.generate([SampleRequest(0, prompt(2), 1, WARM)])
-        context = prompt(1) + first.ids + prompt(2)
-        assert (
-            one.generate([SampleRequest(0, context, 3, WARM)])[0].ids
-            == LocalSampler(POLICY, "v").generate([SampleRequest(0, context, 3, WARM)])[0].ids
-        )
-        one.close()
-        two.close()
-
-
-def post(url: str, body: bytes) -> tuple[int, dict]:
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, method="POST")) as reply:
-            return reply.status, json.load(reply)
-    except urllib.error.HTTPError as e:
-        with e:
-            return e.code, json.load(e)
-
-
-def test_a_server_refuses_what_it_cannot_read_and_lives_on():
-    with SamplerServer(LocalSampler(POLICY, "v")) as server:
-        for body in (b"{", b"[]", b'{"client": "a", "requests": [{"ids": "x"}]}'):
-            status, answer = post(f"{server.url}/generate", body)
-            assert status == 400, answer
-        good = {"session": 0, "ids": prompt(1), "seed": 1, "temperature": 1.0, "max_new_tokens": 2, "stop_ids": []}
-        for change in (
-            {"seed": True},
-            {"temperature": -1},
-            {"zzz": 1},
-            {"ids": [0.5]},
-            {"ids": [10**6]},
-            {"seed": 2**70},
-        ):
-            status, answer = post(
-                f"{server.url}/generate", json.dumps({"client": "a", "requests": [good | change]}).encode()
-            )
-            assert status == 400, (change, answer)
-        assert post(f"{server.url}/nothing", b"{}")[0] == 400
-        assert post(f"{server.url}/generate", json.dumps({"client": "a", "requests": [good]}).encode())[0] == 200
-    with pytest.raises(ProgramError, match=r"expected 127\.0\.0\.1"):
-        SamplerServer(LocalSampler(POLICY, "v"), host="0.0.0.0")
-
-
-def test_a_client_says_what_is_wrong_with_its_server():
-    with SamplerServer(LocalSampler(POLICY, "v")) as server:
-        with pytest.raises(ProgramError, match="serves tokenizer and template"):
-            HTTPSampler(server.url, "0" * 64)
-        client = HTTPSampler(server.url, POLICY.template.digest)
-        url = server.url
-    with pytest.raises(ServiceError, match="no sampler answers"):
-        client.generate([SampleRequest(0, prompt(1), 1, WARM)])
-    client.close()
-    with pytest.raises(ServiceError, match="no sampler answers"):
-        HTTPSampler(url, POLICY.template.digest)

@@ -2,8 +2,6 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,55 +11,17 @@ from specs.errors import Interrupted, ProgramError, RolloutError, ServiceError
 from tasks.episodes import completions
 from tasks.episodes.completions import CompletionsClient
 from tasks.episodes.local import LocalSampler
-from tasks.episodes.server import LoopbackServer, _Handler
-from tasks.episodes.vllm_sampler import Asking, VLLMSampler, read_choice
-from tasks.policy.llama import Llama
-from tasks.policy.served import export_for_server, write_served_weights
-from tasks.policy.store import LoadedPolicy, save_policy
+from tasks.episodes.loopback import JSONHandler, LoopbackServer
+from tasks.episodes.vllm_sampler import VLLMSampler, read_choice
+from tasks.policy.served import export_for_server
 from tasks.protocols import SampleRequest, SamplingSettings
 from tests.tasks.episodes.completions_server import CompletionsServer
 from tests.tasks.episodes.counter_world import counter_policy
+from tests.tasks.episodes.serving import POLICY, Served, prompt, served
 
-POLICY = counter_policy()
 OTHER = counter_policy(seed=9)
 WARM = SamplingSettings(1.0, 8, POLICY.template.stop_ids)
 NEVER_STOPS = SamplingSettings(1.0, 6, ())
-
-
-class Served:
-    """A server in a thread, as the wiring would hand it over."""
-
-    def __init__(self, server: CompletionsServer, folder: Path, model: str | None = "tiny") -> None:
-        self.server, self.folder, self.model, self.alive = server, str(folder), model, True
-        self.url = server.url
-        self.restarted: list[str] = []
-
-    def write_weights(self, model: Llama) -> None:
-        write_served_weights(model, Path(self.folder), "fp32")
-
-    def restart(self, reason: str) -> None:
-        self.restarted.append(reason)
-        self.server.version = None
-
-
-@contextmanager
-def served(
-    tmp_path: Path, faults: str = "", policy: LoadedPolicy = POLICY, *, tied: bool = False, **asking: object
-) -> Iterator[tuple[Served, VLLMSampler]]:
-    folder = tmp_path / "policy"
-    if tied:
-        save_policy(policy, folder)
-    else:
-        export_for_server(policy, folder, "fp32", max_length=policy.config.max_length)
-    with CompletionsServer(folder, faults=faults) as server:
-        wired = Served(server, folder)
-        sampler = VLLMSampler(wired, policy, "start/0", "fp32", Asking(**asking))  # pyright: ignore[reportArgumentType]
-        yield wired, sampler
-        sampler.close()
-
-
-def prompt(i: int) -> list[int]:
-    return POLICY.tokenizer.encode(f"Count to {i}, please.")
 
 
 def test_it_draws_what_a_sampler_in_this_process_draws(tmp_path: Path) -> None:
@@ -225,7 +185,7 @@ def test_a_server_that_was_started_anew_meanwhile_is_asked_again(tmp_path: Path)
 
 
 def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Endless(_Handler):
+    class Endless(JSONHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
@@ -235,7 +195,7 @@ def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
             self.close_connection = True
 
     monkeypatch.setattr(completions, "MAX_ANSWER", 2**20)
-    http = LoopbackServer(("127.0.0.1", 0), Endless)
+    http = LoopbackServer(0, Endless)
     thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     client = CompletionsClient(f"http://127.0.0.1:{http.server_address[1]}", in_flight=1, seconds=5)
