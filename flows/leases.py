@@ -113,6 +113,7 @@ class DeviceLock:
 @contextlib.contextmanager
 def driver_lease(path: Path, program: str, *, wait: bool = False, poll: float = 0.2) -> Iterator[Lease]:
     """Hold the lease of a program's driver. BusyError naming the holder where another has it and `wait` is not set."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     lease = Lease(path)
     until = time.monotonic() + 1.0  # a holder that is just ending, or just writing its name
     while not lease.try_acquire(program=program):
