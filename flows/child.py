@@ -314,12 +314,15 @@ def _excepthook(
 
 
 def with_environment(params: dict[str, Any]) -> dict[str, Any]:
-    """Return params with `${env:NAME}` replaced; the values are in no plan, receipt or record."""
-    if "${env:" not in json.dumps(params):
+    """Return params with `${env:NAME}` replaced; the values are in no plan, receipt or record.
+
+    What `access` holds stays as it is: secrets are looked at where they are used.
+    """
+    if "${env:" not in json.dumps({k: v for k, v in params.items() if k != "access"}):
         return params
     from flows.resolve import expanded
 
-    return expanded(params, os.environ)
+    return {k: v if k == "access" else expanded(v, os.environ) for k, v in params.items()}
 
 
 def encode(work: Assignment) -> bytes:

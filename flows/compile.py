@@ -13,6 +13,7 @@ from flows.rounds import add_rounds
 from flows.unroll import add_stage
 from specs.data import PoolData, ProblemFile
 from specs.program import Program
+from specs.teacher_references import teachers_data
 
 
 def compile(program: Program, resolution: Resolution) -> Plan:
@@ -40,7 +41,7 @@ def compile(program: Program, resolution: Resolution) -> Plan:
         budget=dump(program.budget),
         tags=dict(program.tags),
         rows=dict(graph.sizes.rows),
-        details=details(program, graph.reward),
+        details=details(program, graph.whole_reward),
     )
 
 
@@ -67,9 +68,10 @@ def _data_sets(graph: Graph) -> None:
             params |= {"path": found["path"], "digest": found["digest"]}
         kind = f"data.{source.kind}"
         graph.add(f"data.{name}", kind, params, {}, seed=seed)
-    training = [n for s in program.stages for n in s.data]
+    training = [n for s in program.stages for n in s.reads]
     if program.policy.init.kind == "scratch":
         training.append(program.policy.init.tokenizer.train_on)
+    training += teachers_data(program)
     asked = [*program.evaluation.sets, *program.evaluation.at_the_end]
     asked += [r.set for g in program.gates.values() for r in g.require]
     train_only = {n for n in training if program.data[n].role == "train"}
@@ -92,7 +94,9 @@ def _first_policy(graph: Graph) -> None:
     if init.kind == "scratch":
         inputs["texts"] = f"data.{init.tokenizer.train_on}"
     elif graph.resolution.weights is not None:
-        params |= {"digest": graph.resolution.weights["digest"], "path": graph.resolution.weights["path"]}
+        params |= {
+            n: graph.resolution.weights[n] for n in ("digest", "path", "adapter") if n in graph.resolution.weights
+        }
     graph.policies["init"] = graph.add("policy.init", "policy.init", params, inputs)
     graph.evaluate("init", graph.program.evaluation.at_the_end)
 
@@ -100,7 +104,7 @@ def _first_policy(graph: Graph) -> None:
 def _report(graph: Graph, rounds: list[Json]) -> None:
     """Add the report over everything that has figures; `rounds` are the stages of rounds."""
     kinds = ("data.demonstrations", "data.problems", "data.file", "data.apart")
-    kinds += ("evaluate", "gate", "collect", "pairs", "preflight", "cases.attribute", "cases.remedy")
+    kinds += ("evaluate", "gate", "collect", "pairs", "preflight", "teach", "cases.attribute", "cases.remedy")
     kinds += ("round.start", "round.evidence")
     inputs = {n.id: n.id for n in graph.nodes.values() if n.kind in kinds or NODE_KINDS[n.kind].trains}
     stages = [

@@ -1,19 +1,46 @@
 """What a stage minimises, as an equation and in words. Pure."""
 
 from flows.losses import MEAN, policy_gradient_loss
+from flows.losses_of_ladder import taught_loss
+from flows.losses_of_opd import opd_loss, with_teacher
 from flows.losses_of_pairs import preference_loss, weighted_loss
-from specs.algorithms import RFT, SFT, Algorithm, Optimizer, PairAlgorithm, RewardWeighted
+from flows.losses_of_rewards import reward_model_loss
+from flows.losses_of_self import compression_words, shortened
+from specs.algorithms import Algorithm
+from specs.compression import Prune, Quantize
+from specs.distillation import OPD
 from specs.dominance import DominanceReport, dominance, most_turns
 from specs.errors import ProgramError
-from specs.flywheel import AskPerson, Flywheel, HardPool, Remedy, Repair, StopForRewardFix, Ticket, default_remedy
+from specs.flywheel import (
+    AskPerson,
+    Flywheel,
+    HardPool,
+    Prefer,
+    Remedy,
+    Repair,
+    StopForRewardFix,
+    Ticket,
+    default_remedy,
+)
+from specs.ladder import ActionDistill, FromTeacher, SoftLabel
+from specs.optimizer import Optimizer
+from specs.policy import LoRA
 from specs.policy_gradient import PolicyGradient
+from specs.preference import PairAlgorithm
 from specs.program import Program
 from specs.reward import Reward
+from specs.reward_models import RewardModel
+from specs.routing import Signal
 from specs.stages import Stage
+from specs.supervised import RFT, SFT, RewardWeighted
+from specs.teacher_references import choice
 
 
-def effective_loss(algorithm: Algorithm) -> tuple[str, str]:
-    """Return the loss that an algorithm minimises: its equation, and what the terms are."""
+def effective_loss(algorithm: Algorithm, signal: Signal | None = None) -> tuple[str, str]:
+    """Return the loss that an algorithm minimises: its equation, and what the terms are.
+
+    `signal` is what a stage learns from that asks teachers.
+    """
     match algorithm:
         case SFT():
             return (
@@ -28,7 +55,15 @@ def effective_loss(algorithm: Algorithm) -> tuple[str, str]:
         case PairAlgorithm():
             return preference_loss(algorithm)
         case PolicyGradient():
-            return policy_gradient_loss(algorithm)
+            return with_teacher(policy_gradient_loss(algorithm), algorithm.distill)
+        case OPD():
+            return shortened(algorithm, *opd_loss(algorithm))
+        case Prune() | Quantize():
+            return compression_words(algorithm)
+        case RewardModel():
+            return reward_model_loss(algorithm)
+        case FromTeacher() | SoftLabel() | ActionDistill():
+            return taught_loss(algorithm, signal)
 
 
 def _selection(spec: RFT) -> str:
@@ -51,13 +86,25 @@ def reward_words(reward: Reward) -> str:
     terms = [f"{w / total:g} {name}" for name, w in reward.outcome.items()]
     terms += [f"{w:g} {name} (soft)" for name, w in reward.soft.items()]
     if reward.process_cap > 0:
-        terms.append(f"at most {reward.process_cap:g} for calls that did something")
+        terms.append(f"{_process(reward)} for calls that {_process_of(reward)}")
     if reward.per_extra_call < 0:
         terms.append(f"{reward.per_extra_call:g} for each extra call")
     if reward.on_truncation < 0:
         terms.append(f"{reward.on_truncation:g} where cut")
+    if (again := reward.repetition) is not None:
+        terms.append(f"-{again.coef:g} x the share of {again.ngram}-grams that stood before")
     hard = f"; {reward.floor:g} where {' or '.join(reward.must)} is broken" if reward.must else ""
     return "R = " + " + ".join(terms) + hard
+
+
+def _process(reward: Reward) -> str:
+    earns, loses = bool(reward.process_per_call), bool(reward.process_per_error)
+    return f"at most {'+-' if earns and loses else '-' if loses else ''}{reward.process_cap:g}"
+
+
+def _process_of(reward: Reward) -> str:
+    did = ["did something"] if reward.process_per_call else []
+    return " or ".join([*did, *(["failed"] if reward.process_per_error else [])])
 
 
 def _optimizer(spec: Optimizer) -> str:
@@ -76,18 +123,28 @@ def details(program: Program, reward: Reward) -> dict[str, object]:
     rounds = program.flywheel.round.stages if program.flywheel is not None else []
     if not proof.holds and any(s.algorithm.type != "sft" for s in [*program.stages, *rounds]):
         raise ProgramError(f"{program.program}: reward: {proof.text}")
-    losses = {s.id: _loss(s) for s in program.stages} | {f"{s.id}@round": _loss(s) for s in rounds}
+    adapter = program.policy.adapter
+    losses = {s.id: _loss(s, adapter, program) for s in program.stages}
+    losses |= {f"{s.id}@round": _loss(s, adapter, program) for s in rounds}
     told: dict[str, object] = {"losses": losses, "reward": reward_words(reward), "dominance": proof.text}
     return told if program.flywheel is None else told | {"flywheel": flywheel_words(program.flywheel)}
 
 
-def _loss(stage: Stage) -> dict[str, str]:
-    equation, words = effective_loss(stage.algorithm)
+def _loss(stage: Stage, adapter: LoRA | None, program: Program) -> dict[str, str]:
+    taught = isinstance(stage.algorithm, FromTeacher | SoftLabel | ActionDistill)
+    asked = choice(program, stage.algorithm) if taught else None
+    equation, words = effective_loss(stage.algorithm, asked.signal if asked else None)
+    if asked is not None:
+        words += f"; asks {', '.join(asked.teachers)}"
+        words += f"; no finer signal: {', '.join(asked.downgrades)}" if asked.downgrades else ""
+    if adapter is not None and (adapter.stages is None or stage.id in adapter.stages):
+        size = f"rank {adapter.rank}, alpha {adapter.alpha:g}, on {', '.join(dict.fromkeys(adapter.targets))}"
+        words += f"; trains an adapter ({size}) and no other weight"
     return {
         "type": stage.algorithm.type,
         "equation": equation,
         "words": words,
-        "optimizer": _optimizer(stage.algorithm.optimizer),
+        "optimizer": "none" if isinstance(stage.algorithm, Prune | Quantize) else _optimizer(stage.algorithm.optimizer),
     }
 
 
@@ -120,6 +177,8 @@ def _remedy(remedy: Remedy) -> str:
     match remedy:
         case Repair():
             return f"the {remedy.by} solves siblings, at most {remedy.quota} of them, for the pool repaired"
+        case Prefer():
+            return f"the {remedy.by} solves siblings, at most {remedy.quota} of them, for the pool pairs"
         case HardPool():
             return f"at most {remedy.quota} siblings go into the pool hard"
         case Ticket():

@@ -25,6 +25,10 @@ class Estimate:
     rollouts: int = 0
     tokens: int = 0
     teacher_calls: int = 0
+    teacher_usd: float = 0.0
+    """Dollars that the calls may cost; left out of the data where it is nothing."""
+    by_teacher: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """Calls and dollars of each teacher at most; left out of the data where no call is paid for."""
     memory_gb: float = 0.0
     disk_mb: float = 0.0
     seconds: float = 0.0
@@ -36,6 +40,10 @@ class Estimate:
         for key in ("memory_gb", "disk_mb", "seconds"):
             data[key] = round(data[key], 3)
         data["memory_parts"] = {k: round(v, 3) for k, v in self.memory_parts.items()}
+        if usd := round(data.pop("teacher_usd"), 4):
+            data["teacher_usd"] = usd
+        if asked := data.pop("by_teacher"):
+            data["by_teacher"] = {k: [round(calls, 1), round(usd, 4)] for k, (calls, usd) in asked.items()}
         return data
 
 
@@ -70,6 +78,7 @@ class Sizes:
     pretrained: bool = False
     micro_batch_tokens: int = 8192
     rollout_batch: int = 256
+    checkpointing: bool = False
 
     def count(self, names: Any) -> int:
         """Return the records of several data sets."""
@@ -112,23 +121,39 @@ def _training_memory(params: Mapping[str, Any], sizes: Sizes, step_tokens: float
     weights = 4 * shape.parameters / GB
     states = 1 if algorithm["optimizer"]["kind"] == "muon" else 2
     width = 2 if params["policy"]["precision"] == "bf16" else 4
-    per_token = shape.layers * (14 * shape.hidden + 4 * shape.intermediate) * (width + 2) / 2
+    per_layer = (14 * shape.hidden + 4 * shape.intermediate) * (width + 2) / 2
+    per_token = per_layer + 4 * shape.layers * shape.hidden if sizes.checkpointing else shape.layers * per_layer
+    adapter = params["policy"].get("adapter")
+    trained = weights if adapter is None else 4 * adapter_parameters(shape, adapter) / GB
     held = min(sizes.micro_batch_tokens, step_tokens)
     logits = min(held, 1024) * shape.vocab * 4 * 3
     return {
         "weights": weights,
-        "gradients": weights,
-        "optimizer": states * weights,
-        "reference": weights if algorithm.get("kl_coef", 0.0) > 0 else 0.0,
-        "critic": _critic_memory(weights, algorithm.get("critic")),
+        "adapter": 0.0 if adapter is None else trained,
+        "gradients": trained,
+        "optimizer": states * trained,
+        "reference": weights if algorithm.get("kl_coef", 0.0) > 0 and adapter is None else 0.0,
+        "critic": _critic_memory(trained, algorithm.get("critic")),
         "activations": (held * per_token + logits) / GB,
         "process": PROCESS_GB,
     }
 
 
+def adapter_parameters(shape: Shape, adapter: Mapping[str, Any]) -> int:
+    """Return the number of weights of an adapter: rank x (inputs + outputs) of each matrix it changes."""
+    keys = shape.hidden // shape.heads * shape.kv_heads
+    sides = {
+        "qkv": 2 * shape.hidden + 2 * keys,
+        "o": 2 * shape.hidden,
+        "gate_up": shape.hidden + 2 * shape.intermediate,
+        "down": shape.hidden + shape.intermediate,
+    }
+    return shape.layers * adapter["rank"] * sum(sides[name] for name in set(adapter["targets"]))
+
+
 def _critic_memory(weights: float, critic: Mapping[str, Any] | None) -> float:
     """Return the memory of a critic's weights, gradients and optimiser."""
-    if critic is None:
+    if critic is None or critic["backbone"] == "shared":
         return 0.0
     return (2 + (1 if critic["optimizer"]["kind"] == "muon" else 2)) * weights
 
@@ -211,6 +236,15 @@ def weighted(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     return _supervised(params, sizes, problems * algorithm["samples"] * algorithm["epochs"])
 
 
+def compress(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate pruning or rounding: some forward passes over calibration rows, twice the weights in memory."""
+    rows = min(params["algorithm"]["calibration"], sizes.count(params["data"]))
+    tokens = rows * sizes.trajectory(params["data"])[0] * (3 + sizes.shape.layers)
+    parts = {"weights": 8 * sizes.shape.parameters / GB, "process": PROCESS_GB}
+    seconds = 1.5 + tokens / (3 * train_rate(sizes.shape)) + sizes.shape.parameters / 2e7
+    return _made(parts, tokens=int(tokens), disk_mb=_policy_mb(sizes), seconds=seconds)
+
+
 def pairs(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     """Estimate the rollouts that are paired."""
     asked, names = params["pairing"], params["data"]
@@ -218,14 +252,21 @@ def pairs(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     return _rollouts(params, sizes, names, problems * asked["samples"])
 
 
+def _most_pairs(asked: Mapping[str, Any]) -> float:
+    """Return how many pairs a problem gives at most; two single trajectories count as one."""
+    if asked["choose"] == "alone":
+        return asked["samples"] / 2
+    return (
+        1 if asked["choose"] == "best_worst" else asked["samples"] ** 2 // (4 if asked["rejected"] == "failed" else 2)
+    )
+
+
 def preference(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     """Estimate training on pairs, as many as there may be: both sides, and the reference's pass over them."""
     algorithm, names, shape = params["algorithm"], params["data"], sizes.shape
     asked = algorithm["pairing"]
     problems = min(asked["problems"] or sizes.count(names), sizes.count(names))
-    most = (
-        1 if asked["choose"] == "best_worst" else asked["samples"] ** 2 // (4 if asked["rejected"] == "failed" else 2)
-    )
+    most = _most_pairs(asked)
     rows, length = 2 * problems * most, sizes.trajectory(names)[0]
     passes = algorithm["epochs"] + (0.0 if algorithm["type"] in ("orpo", "simpo") else 0.35)
     step_tokens = 2 * algorithm["pairs_per_step"] * length
@@ -247,24 +288,34 @@ def policy_gradient(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     """Estimate a policy-gradient stage: rollouts (all rounds of dynamic sampling), updates, and both in memory."""
     algorithm, names = params["algorithm"], params["data"]
     rounds = (algorithm.get("resample") or {"max_rounds": 1})["max_rounds"]
-    sampled = _rollouts(
-        params, sizes, names, rounds * algorithm["steps"] * algorithm["problems_per_step"] * algorithm["group_size"]
-    )
+    fresh = algorithm["steps"] * algorithm["problems_per_step"] * algorithm["group_size"]
+    sampled = _rollouts(params, sizes, names, rounds * algorithm.get("best_of", 1) * fresh)
     updates = algorithm["updates_per_batch"]
     passes = updates + (0 if algorithm.get("correction") is None else 1 / 3)
     if critic := algorithm.get("critic"):
-        passes += critic["updates_per_batch"] + 1 / 3
-    tokens = sampled.rollouts / rounds * sizes.trajectory(names)[0] * passes
+        passes += 1 / 3 + (critic["updates_per_batch"] if critic["backbone"] == "own" else 0)
+    if algorithm.get("form"):
+        passes += 1 / 3
+    trained = fresh + algorithm["steps"] * _replayed(algorithm)
+    tokens = trained * sizes.trajectory(names)[0] * passes
     seconds = (
         sampled.seconds + tokens / train_rate(sizes.shape) + algorithm["steps"] * updates * _step_seconds(sizes.shape)
     )
     sampling = _sampling_memory(params, sizes, names)
     step_tokens = algorithm["problems_per_step"] * algorithm["group_size"] * sizes.trajectory(names)[0]
     parts = _training_memory(params, sizes, step_tokens) | {k: sampling[k] for k in ("cache", "logits")}
-    if params["policy"]["sampler_precision"] == "bf16":
+    if params["policy"]["sampler_precision"] == "bf16" or params["policy"].get("adapter") is not None:
         parts["sampler weights"] = sampling["weights"]
+    if algorithm.get("form"):
+        parts["frozen self"] = parts["weights"]
     disk = _policy_mb(sizes) + sampled.disk_mb
     return _made(parts, rollouts=sampled.rollouts, tokens=int(tokens), disk_mb=disk, seconds=seconds)
+
+
+def _replayed(algorithm: Mapping[str, Any]) -> int:
+    """Return the trajectories of earlier steps and the demonstrations that a step trains on beside its rollouts."""
+    replay = algorithm.get("replay") or {}
+    return sum(part["per_step"] for part in (replay.get("history"), replay.get("demonstrations")) if part)
 
 
 def evaluate(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
@@ -324,9 +375,11 @@ def _rollouts(params: Mapping[str, Any], sizes: Sizes, names: Any, count: int) -
     )
 
 
+rollouts_of = _rollouts
+"""What is expected of so many rollouts."""
 Estimator = Callable[[Mapping[str, Any], Sizes], Estimate]
 
 
 def estimate_from(data: Mapping[str, Any]) -> Estimate:
     """Return the estimate that `to_dict` wrote."""
-    return Estimate(**{f.name: data[f.name] for f in fields(Estimate)})
+    return Estimate(**{f.name: data[f.name] for f in fields(Estimate) if f.name in data})

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flows.access import need_secrets
 from flows.child import Assignment, record_failure, run_body, with_environment
 from flows.conditions import skip_reason
 from flows.ends import Event, NodeEnd, end_of, ranks
@@ -136,11 +137,16 @@ class Executor:
                 return found
 
     def prestart(self) -> None:
-        """Begin to carry out everything that is wanted, in the background. StateError where the disk is too small."""
+        """Begin to carry out everything that is wanted, in the background.
+
+        StateError where the disk is too small, ProgramError where a variable of the environment is not set.
+        """
         self.walk()
         if self._begun:
             return
-        self.state.check_space(sum(self._nodes[n].estimate.disk_mb for n in self._wanted if n not in self._ends))
+        left = [self._nodes[n] for n in self._wanted if n not in self._ends]
+        self.state.check_space(sum(n.estimate.disk_mb for n in left))
+        need_secrets(left)
         if self._settings.wall_seconds is not None and not self._timers:
             self._after(self._settings.wall_seconds, lambda: self.stop("the wall budget is used up", exit_code=8))
         self._begun = True

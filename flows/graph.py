@@ -1,5 +1,6 @@
 """The graph while it is built: nodes in topological order, with what every part of the compiler needs. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,11 +12,13 @@ from flows.resolution import Resolution, environments_of, filled, main_data, use
 from specs.data import PoolData, ProblemFile
 from specs.environments import Environment
 from specs.errors import ProgramError
-from specs.flywheel import HardPool, Repair, pools_read, remedies_in_use
+from specs.flywheel import HardPool, Prefer, Repair, pools_read, remedies_in_use
 from specs.gates import Evaluation
 from specs.program import Program
 from specs.reward import Reward
+from specs.reward_models import RewardModel
 from specs.stages import Stage
+from specs.verifiers import RewardModelVerifier, learnt
 
 
 def dump(spec: Any) -> Json:
@@ -27,8 +30,9 @@ def effective_reward(program: Program) -> Reward:
     """Return the reward in use: a single verifier is the outcome where none is named."""
     if program.reward.outcome:
         return program.reward
-    if len(program.verifiers) == 1:
-        return program.reward.model_copy(update={"outcome": dict.fromkeys(program.verifiers, 1.0)})
+    fixed = [n for n in program.verifiers if n not in learnt(program.verifiers)]
+    if len(fixed) == 1:
+        return program.reward.model_copy(update={"outcome": dict.fromkeys(fixed, 1.0)})
     raise ProgramError(
         f"{program.program}: reward.outcome names no verifier; expected at least one of {', '.join(program.verifiers)}"
     )
@@ -72,7 +76,12 @@ class Graph:
         self.part = Part()
         self.used = used_data(program)
         self.main = main_data(program)
-        self.reward = effective_reward(program)
+        self.whole_reward = effective_reward(program)
+        made = learnt(program.verifiers)
+        self.reward = without(self.whole_reward, made)
+        """Without what a stage is still to learn: the reward of evaluations, and of stages before it."""
+        self.models: dict[str, str] = {}
+        """Learnt verifier -> node that has made its model."""
         self.threads = _threads(program, resolution)
         self.sizes = _sizes(program, resolution, self.used)
         self.policy = _with_precision(dump(program.policy), resolution.precision)
@@ -96,7 +105,9 @@ class Graph:
         if kind == "gate" and (said := self.resolution.answers.get(node_id)):
             params = params | {"answers": said}
         when = when or self.part.when
+        params = _with_own_adapter(params, node_id, trains=kind.startswith("train."))
         reads = dict(inputs) | ({"condition": when["node"]} if when is not None else {})
+        reads |= {f"verifier.{n}": made for n, made in self.models.items() if n in (params.get("verifiers") or {})}
         node = Node(
             id=node_id,
             kind=kind,
@@ -143,14 +154,23 @@ class Graph:
         return {name: f"{spec.kind}@{spec.version}" for name, spec in used.items()}
 
     def judged(self, stage: Stage) -> Json:
-        """Return the params of a stage's nodes that need verdicts."""
+        """Return the params of a stage's nodes that need verdicts; what earlier stages have learnt judges too."""
         common = self.common(stage)
+        models = [] if isinstance(stage.algorithm, RewardModel) else list(self.models)
+        verifiers = self.verifiers | {name: dump(self.program.verifiers[name]) for name in models}
+        unmade = [name for name in learnt(self.program.verifiers) if name not in models]
         return {
             **common,
-            "versions": self.versions(common["environments"], self.verifiers),
-            "verifiers": self.verifiers,
-            "reward": dump(self.reward),
+            "versions": self.versions(common["environments"], verifiers),
+            "verifiers": verifiers,
+            "reward": dump(without(self.whole_reward, unmade)),
         }
+
+    def learn(self, stage: str, node_id: str) -> None:
+        """Let the verifiers of a reward-model stage judge from here on."""
+        named = {n: v for n, v in self.program.verifiers.items() if isinstance(v, RewardModelVerifier)}
+        used = {n for n, v in named.items() if v.stage == stage and n in self.whole_reward.soft}
+        self.models |= dict.fromkeys(sorted(used), node_id)
 
     def stage_inputs(self, stage: Stage, policy: str, **more: str) -> dict[str, str]:
         """Return the inputs of a stage's node: policy, data and `more`."""
@@ -196,6 +216,23 @@ class Graph:
             self.add(node_id, "evaluate", params, inputs, seed=node_seed(self.program.seed, f"eval.{name}"))
 
 
+def without(reward: Reward, names: Iterable[str]) -> Reward:
+    """Return a reward without some of its soft parts."""
+    left = {n: w for n, w in reward.soft.items() if n not in set(names)}
+    return reward if len(left) == len(reward.soft) else reward.model_copy(update={"soft": left})
+
+
+def _with_own_adapter(params: Json, node_id: str, *, trains: bool) -> Json:
+    """Return params in which only nodes that train, of stages that do so by an adapter, have one: it is in their keys."""
+    if not isinstance(params.get("policy"), dict) or not params["policy"].get("adapter"):
+        return params
+    policy: Json = params["policy"]
+    adapter: Json = policy["adapter"]
+    stages, stage = adapter["stages"], re.split(r"[.@]", node_id)[0]
+    own = {**adapter, "stages": None} if trains and (stages is None or stage in stages) else None
+    return params | {"policy": {**policy, "adapter": own}}
+
+
 def once(names: Iterable[str]) -> Iterable[str]:
     """Return names in order, each once."""
     return dict.fromkeys(names)
@@ -225,6 +262,7 @@ def _sizes(program: Program, resolution: Resolution, used: list[str]) -> Sizes:
         pretrained=program.policy.init.kind == "pretrained",
         micro_batch_tokens=program.run.micro_batch_tokens,
         rollout_batch=program.run.rollout_batch,
+        checkpointing=program.run.gradient_checkpointing,
     )
 
 
@@ -242,10 +280,12 @@ def pool_rows(program: Program) -> dict[str, int]:
     said = program.flywheel
     if said is None:
         return {}
-    quotas = {kind: sum(r.quota for r in remedies_in_use(said) if isinstance(r, kind)) for kind in (Repair, HardPool)}
+    filling = (Repair, Prefer, HardPool)
+    quotas = {kind: sum(r.quota for r in remedies_in_use(said) if isinstance(r, kind)) for kind in filling}
     tried = said.mine.problems * said.mine.samples
     most = {
         "repaired": quotas[Repair],
+        "pairs": quotas[Prefer],
         "hard": quotas[HardPool],
         "successes": min(tried, said.pools.successes),
         "anchor": said.pools.anchor,

@@ -35,7 +35,7 @@ def summary_vector(
         answers = {"pass": 1.0, "already_promoted": 1.0, "superseded": 1.0, "fail": -1.0}
         vector[outside_name(gate)] = answers.get(record.get("answer", ""), 0.0)
     ran = [n for n, e in ends.items() if e["status"] in RAN]
-    for cost in ("rollouts", "tokens", "steps"):
+    for cost in ("rollouts", "tokens", "steps", "teacher_calls", "teacher_usd"):
         vector[f"cost.{cost}"] = float(sum(receipts[n].cost.get(cost, 0.0) for n in ran if n in receipts))
     vector["nodes.run"] = float(len(ran))
     vector["nodes.reused"] = float(sum(e["status"] == "reused" for e in ends.values()))

@@ -2,22 +2,14 @@
 
 from typing import assert_never
 
-from specs.policy_gradient import (
-    CISPO,
-    DAPO,
-    G2PO,
-    GRPO,
-    GSPO,
-    PPO,
-    REINFORCE,
-    RLOO,
-    SAO,
-    Correction,
-    DrGRPO,
-    GiGPO,
-    PolicyGradientAlgorithm,
-    TurnPPO,
-)
+from flows.losses_of_replay import beside
+from flows.losses_of_self import self_taught
+from specs.algorithms import PolicyGradientAlgorithm
+from specs.group_relative import CISPO, DAPO, GRPO, GSPO, REINFORCE, RLOO, DrGRPO
+from specs.policy_gradient import Correction
+from specs.self_teaching import SelfTaught
+from specs.turn_credit import G2PO, GiGPO
+from specs.value_based import PPO, SAO, TurnPPO
 
 MEAN = {
     "token": "w = 1 / trained tokens of the step (every token counts the same)",
@@ -43,15 +35,22 @@ def policy_gradient_loss(spec: PolicyGradientAlgorithm) -> tuple[str, str]:
     equation = f"L = {_surrogate(spec, weight, advantage)}"
     if in_loss:
         equation += f" + {spec.kl_coef:g} sum w {spec.kl.partition('_')[0]}(pi || start)"
+    if isinstance(spec, PPO | TurnPPO | SAO) and spec.critic.backbone == "shared":
+        equation += f" + {spec.critic.coef:g} mean (V - return)^2 / 2"
     if spec.entropy_coef:
         equation += f" - {spec.entropy_coef:g} sum w entropy"
-    words = [_advantages(spec), *_ratio_words(spec, ratio), _mean(spec), *_cut_words(spec)]
+    cut = [f"R at most {spec.clip_rewards:g} std of its group from the mean"] if spec.clip_rewards else []
+    words = [_advantages(spec), *cut, *_ratio_words(spec, ratio), _mean(spec), *_cut_words(spec)]
+    words += beside(spec)
     if spec.correction is not None:
         words.append(_correction(spec.correction))
     if spec.kl_coef > 0:
         words.append(f"KL to the policy that the stage started from by {_KL[spec.kl]}")
     else:
         words.append("no reference")
+    if isinstance(spec, SelfTaught):
+        equation, more = self_taught(spec, equation)
+        words += more
     return equation, "; ".join(words)
 
 
@@ -65,7 +64,7 @@ def _surrogate(spec: PolicyGradientAlgorithm, weight: str, advantage: str) -> st
         case SAO():
             inside = f"stop(r where {1 - spec.drift_low:g} < r < {1 + spec.drift_high:g}, else 0)"
             return f"- sum {weight} {inside} {advantage} log pi(token)"
-        case GRPO() | DrGRPO() | DAPO() | GSPO() | GiGPO() | G2PO() | PPO() | TurnPPO():
+        case GRPO() | DrGRPO() | DAPO() | GSPO() | GiGPO() | G2PO() | PPO() | TurnPPO() | SelfTaught():
             r = "s" if isinstance(spec, GSPO | TurnPPO) else "r"
             bounds = f"{1 - spec.clip_low:g}, {1 + spec.clip_high:g}"
             inner = f"min({r} {advantage}, clip({r}, {bounds}) {advantage})"
@@ -103,7 +102,7 @@ def _advantages(spec: PolicyGradientAlgorithm) -> str:
                 return f"A = (R - mean) / std {group}"
             begin, limit = spec.overlong.limit - spec.overlong.buffer, spec.overlong.limit
             return f"A = (R - mean) / std {group}, R less up to 1 between {begin} and {limit} tokens"
-        case GSPO() | CISPO():
+        case GSPO() | CISPO() | SelfTaught():
             return f"A = (R - mean) / std {group}"
         case GiGPO() | G2PO():
             return _by_turn(spec, group)
@@ -122,7 +121,10 @@ def _by_critic(spec: PPO | TurnPPO | SAO) -> str:
     learns = own if spec.value_lambda is None else f"lambda {spec.value_lambda:g}"
     words = f"A = GAE over the policy's {over} (discount {spec.discount:g}, {own})"
     words += " with a mean of 0 and a variance of 1" if spec.whiten else ""
-    critic = f"the critic learns returns ({learns}) in {spec.critic.updates_per_batch} updates a step"
+    if spec.critic.backbone == "shared":
+        critic = f"V, a head of the policy, learns returns ({learns}) in the same updates"
+    else:
+        critic = f"the critic learns returns ({learns}) in {spec.critic.updates_per_batch} updates a step"
     if spec.critic.clip is not None:
         critic += f", clipped at {spec.critic.clip:g}"
     alone = f", alone in the first {spec.critic.warmup_steps} steps" if spec.critic.warmup_steps else ""

@@ -2,7 +2,8 @@
 
 from typing import assert_never
 
-from specs.algorithms import DPO, IPO, KTO, ORPO, Pairing, Preference, RewardWeighted, SimPO
+from specs.preference import DPO, IPO, KTO, ORPO, Pairing, Preference, SimPO
+from specs.supervised import RewardWeighted
 
 _OVER = {
     "weighted_tokens": ("sum w n", "free of the weights' scale"),
@@ -26,7 +27,8 @@ def weighted_loss(spec: RewardWeighted) -> tuple[str, str]:
 def preference_loss(spec: Preference) -> tuple[str, str]:
     """Return the loss of an algorithm on pairs, and what its terms are."""
     equation, terms = _equation(spec)
-    return equation, "; ".join([*terms, _pairs(spec.pairing), "every pair of a step by its weight"])
+    unit = "trajectory" if spec.pairing.choose == "alone" else "pair"
+    return equation, "; ".join([*terms, _pairs(spec.pairing), f"every {unit} of a step by its weight"])
 
 
 def _equation(spec: Preference) -> tuple[str, list[str]]:
@@ -68,7 +70,14 @@ def _ratio(lengths: str) -> str:
     return f"h = sum of {what}" if lengths == "sum" else f"h = mean of {what} (length-normalised)"
 
 
+def pair_words(spec: Pairing) -> str:
+    """Return which pairs are made of rollouts."""
+    return _pairs(spec)
+
+
 def _pairs(spec: Pairing) -> str:
+    if spec.choose == "alone":
+        return f"{spec.samples} rollouts of each problem, + those that succeeded, - those that failed, each side half"
     against = "one that failed" if spec.rejected == "failed" else "one of lower reward"
     which = (
         "the best and the worst of a problem" if spec.choose == "best_worst" else "all, each problem counting the same"

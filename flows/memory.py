@@ -70,6 +70,15 @@ def _changes(params: Json, sizes: Sizes) -> Iterator[tuple[str, Json, Sizes]]:
 
 
 def _slower(sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
+    yield from _smaller(sizes)
+    if not sizes.checkpointing:
+        words, again = "run.gradient_checkpointing: true", replace(sizes, checkpointing=True)
+        yield words, again
+        for more, changed in _smaller(again):
+            yield f"{words} and {more}", changed
+
+
+def _smaller(sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
     tokens = [t for t in (4096, 2048, 1024) if t < sizes.micro_batch_tokens]
     batches = [b for b in (128, 64, 32, 16) if b < sizes.rollout_batch]
     for t in tokens:

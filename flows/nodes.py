@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
-from flows import estimates
+from flows import estimates, estimates_of_ladder, estimates_of_opd, estimates_of_rewards, estimates_of_teachers
 from flows.estimates import Estimate, Estimator, estimate_from
 from specs.errors import ProgramError
 
@@ -22,13 +22,14 @@ _PAIRING = ("samples", "problems", "temperature", "choose", "rejected", "margin"
 _PAIRING_ONLY = tuple(f"algorithm.pairing.{name}" for name in _PAIRING)
 _UPDATE = (
     "steps problems_per_step optimizer updates_per_batch aggregation token_budget clip_low clip_high dual_clip"
-    " ratio_low ratio_high kl_coef kl entropy_coef correction resample decay"
+    " ratio_low ratio_high kl_coef kl entropy_coef correction resample decay replay curriculum distill adversarial best_of"
     " critic gae_lambda length_adaptive value_lambda whiten ratio drift_low drift_high"
     " max_flat_steps max_truncated max_logprob_gap max_missing_logprobs"
+    " form privileged redistribute gated success_distill snapshot guard experience experience_per_step"
 )
 _SAMPLING_ONLY = tuple(f"algorithm.{name}" for name in _SAMPLING.split())
 _UPDATE_ONLY = tuple(f"algorithm.{name}" for name in _UPDATE.split())
-_PLACES = ("policy.init.model", "policy.init.revision")
+_PLACES = ("policy.init.model", "policy.init.revision", "policy.init.adapter")
 """Where weights were found; their digest is what counts."""
 
 
@@ -66,7 +67,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("data.problems", 1, "flows.work.data:problems", False, estimates.data),
     NodeKind("data.file", 1, "flows.work.data:problem_file", False, estimates.data, ("path", "source.path")),
     NodeKind("data.apart", 1, "flows.work.data:apart", False, estimates.apart),
-    NodeKind("policy.init", 1, "flows.work.policy:init", True, estimates.init, ("path", *_PLACES)),
+    NodeKind("policy.init", 1, "flows.work.policy:init", True, estimates.init, ("path", "adapter.path", *_PLACES)),
     NodeKind("policy.registered", 1, "flows.work.promotion:registered", False, estimates.registered, ("folder",)),
     NodeKind("train.sft", 2, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
     NodeKind(
@@ -81,10 +82,15 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         "train.reward_weighted", 2, "flows.work.supervised:weighted", True, estimates.weighted,
         (*_SAMPLING_ONLY, *_PLACES, "algorithm.require_success", "data"), trains=True, needs=("collect",),
     ),
-    NodeKind("pairs", 1, "flows.work.preference:pairs", True, estimates.pairs, _PLACES),
+    NodeKind("pairs", 2, "flows.work.preference:pairs", True, estimates.pairs, _PLACES),
     NodeKind(
         "train.preference", 2, "flows.work.preference:train", True, estimates.preference,
         (*_PAIRING_ONLY, *_PLACES, "data"), trains=True, needs=("pairs",),
+    ),
+    NodeKind("turns", 1, "flows.work.reward_models:turns", True, estimates_of_rewards.turns, _PLACES),
+    NodeKind(
+        "train.reward_model", 1, "flows.work.reward_models:train", True, estimates_of_rewards.reward_model,
+        (*_PAIRING_ONLY, "algorithm.pairing.at_least", "algorithm.turns", *_PLACES, "data"),
     ),
     NodeKind(
         "preflight", 2, "flows.work.policy_gradient:preflight", True, estimates.preflight,
@@ -95,8 +101,29 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         needs=("preflight",),
     ),
     NodeKind(
-        "train.policy_gradient", 2, "flows.work.policy_gradient:train", True, estimates.policy_gradient, _PLACES,
+        "train.policy_gradient", 3, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient, _PLACES,
         trains=True, needs=("decision",),
+    ),
+    NodeKind("compress", 1, "flows.work.compression:compress", True, estimates.compress, _PLACES, trains=True),
+    NodeKind("teacher.model", 1, "flows.work.opd:model", True, estimates_of_opd.teacher_model, ("path", "shape")),
+    NodeKind("train.opd", 1, "flows.work.opd:train", True, estimates_of_opd.opd, _PLACES, trains=True),
+    NodeKind(
+        "teach", 1, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn"),
+        needs=("rollouts",),
+    ),
+    NodeKind("rollouts", 1, "flows.work.lessons:rollouts", True, estimates_of_ladder.rollouts, _PLACES),
+    NodeKind("lessons", 1, "flows.work.lessons:take", True, estimates_of_ladder.lessons, (*_PLACES, "algorithm", "draws")),
+    NodeKind(
+        "train.corrected", 1, "flows.work.lessons:corrected", True, estimates_of_ladder.corrected,
+        (*_PLACES, "data", "draws"), trains=True, needs=("lessons",),
+    ),
+    NodeKind(
+        "train.listwise", 1, "flows.work.lessons:listwise", True, estimates_of_ladder.listwise,
+        (*_PLACES, "draws"), trains=True, needs=("teach",),
+    ),
+    NodeKind(
+        "train.practised", 1, "flows.work.lessons:practised", True, estimates_of_ladder.listwise, _PLACES,
+        trains=True, needs=("teach",),
     ),
     NodeKind("evaluate", 2, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES, needs=("policy",)),
     NodeKind("gate", 1, "flows.work.judging:gate", False, estimates.nothing, ()),
@@ -112,7 +139,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     ),
     NodeKind("mine", 1, "flows.work.mining:mine", True, estimates.mine, _PLACES),
     NodeKind("cases.attribute", 1, "flows.work.flywheel:attribute", False, estimates.attribute),
-    NodeKind("cases.remedy", 2, "flows.work.remedying:remedy", False, estimates.remedy),
+    NodeKind("cases.remedy", 3, "flows.work.remedying:remedy", False, estimates.remedy),
     NodeKind("data.pool", 2, "flows.work.remedying:pool", False, estimates.pool),
     NodeKind("pools.publish", 2, "flows.work.remedying:publish", False, estimates.nothing),
     NodeKind("report", 1, "flows.work.judging:report", False, estimates.nothing, ("about",)),

@@ -277,7 +277,7 @@ class _Walk:
 
 # --- totals
 
-_SUMMED = ("rollouts", "tokens", "teacher_calls", "disk_mb", "seconds")
+_SUMMED = ("rollouts", "tokens", "teacher_calls", "teacher_usd", "disk_mb", "seconds")
 
 
 def totals(plan: Plan, found: Mapping[str, Status]) -> Json:

@@ -21,6 +21,8 @@ CASES = "cases"
 REGRESSION = "regression"
 TRAINED = "trained"
 """Id, type and text of every sibling that rounds made for training: none of them may be held back to judge later."""
+ANSWERED = "answered"
+"""What people said of cases (`flows.confirming`)."""
 RECORDS = "records.jsonl"
 VERSION = "version.json"
 

@@ -110,12 +110,16 @@ def _total_line(plan: Plan, found: Mapping[str, Status]) -> Text:
     line = (
         f"\n{sums['to_run']} of {sums['nodes']} nodes to run: about {seconds(sums['wall_seconds'])} on "
         f"{plan.execution['device']}, {count(sums['rollouts']) or 'no'} rollouts, {count(sums['tokens'])} tokens, "
-        f"{sums['teacher_calls']} teacher calls, {sums['disk_mb']:.0f} MB of disk, "
+        f"{sums['teacher_calls']} teacher calls{_dollars(sums['teacher_usd'])}, {sums['disk_mb']:.0f} MB of disk, "
         f"{sums['memory_gb']:.1f} GB of memory with {plan.execution['parallel']} nodes at once"
     )
     if sums["conditional"]:
         line += f"; {sums['conditional']} conditional nodes add at most {seconds(sums['at_most']['seconds'] - sums['seconds'])}"
     return Text(line)
+
+
+def _dollars(usd: float) -> str:
+    return f" (about ${usd:,.2f})" if usd else ""
 
 
 def _losses(plan: Plan) -> Table:

@@ -12,6 +12,7 @@ from specs.errors import ProgramError
 from specs.implicit import flywheel_sets
 from specs.positions import path_text
 from specs.program import Program
+from specs.teacher_references import teachers_data
 
 _LABELS = {"run", "budget", "schedule", "notify", "about", "tags"}
 """Sections that are no part of what a program means."""
@@ -29,6 +30,8 @@ class Resolution:
     """Environment variable -> salted digest of its value."""
     weights: Json | None = None
     """Pretrained weights: path, digest, stat, shape."""
+    teachers: dict[str, Json] = field(default_factory=dict[str, Json])
+    """Teacher that is a checkpoint -> path, digest, stat, shape of its weights."""
     files: dict[str, Json] = field(default_factory=dict[str, Json])
     """Data set -> path, digest, rows, stat of its file."""
     aliases: dict[str, Json | None] = field(default_factory=dict[str, "Json | None"])
@@ -108,7 +111,8 @@ def environments_of(program: Program, name: str) -> list[str]:
 def _main(program: Program) -> set[str]:
     used: set[str] = set()
     for stage in program.stages:
-        used.update(stage.data)
+        used.update(stage.reads)
+    used.update(teachers_data(program))
     if program.policy.init.kind == "scratch":
         used.add(program.policy.init.tokenizer.train_on)
     used.update(program.evaluation.sets, program.evaluation.at_the_end)

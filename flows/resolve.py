@@ -25,17 +25,23 @@ from flows.resolution import (
     used_data,
     wanted_aliases,
 )
-from flows.weights import find, look
+from flows.weights import adapter, find, look
 from specs.data import PoolData, ProblemFile
 from specs.environments import BFCL
 from specs.errors import ProgramError, StateError
 from specs.policy import PretrainedPolicy
 from specs.program import Program
+from specs.teacher_references import used_teachers
 
 Json = dict[str, Any]
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
-_REFERRING = (re.compile(r"data\..+\.path"), re.compile(r"policy\.init\.(model|revision)"), re.compile(r"tags\..+"))
+_REFERRING = (
+    re.compile(r"data\..+\.path"), re.compile(r"policy\.init\.(model|revision)"), re.compile(r"tags\..+"),
+    re.compile(r"teachers\.[^.]+\.(base_url|api_key|model)"),
+)  # fmt: skip
 """Fields in which `${env:NAME}` is read."""
+_NEVER_KEPT = re.compile(r"teachers\.[^.]+\.(base_url|api_key)")
+"""Fields whose value is looked at when a call is made; not even a digest of it is kept."""
 _BFCL = "pip install --no-deps bfcl-eval==2026.3.23"
 
 
@@ -88,6 +94,7 @@ def resolve(
         salt=salt,
         env=_environment(program, where, environ, salt),
         weights=_weights(program, folder, where, environ, last),
+        teachers=_teachers(program, folder, where, environ, last),
         files=_files(program, folder, where, environ, last),
         aliases=_aliases(program, state_view, pinned),
         packages=_packages(program, where),
@@ -158,19 +165,21 @@ def _strings(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _environment(program: Program, where: _Where, environ: Mapping[str, str], salt: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    used = {f"data.{name}" for name in used_data(program)}
+    used = {f"data.{name}" for name in used_data(program)} | {f"teachers.{n}" for n in used_teachers(program)}
     for path, text in _strings(program.model_dump(mode="json", by_alias=True), ""):
         names = _REFERENCE.findall(text)
         if (
             not names
             or path.startswith("notify.")
-            or (path.startswith("data.") and path.rpartition(".")[0] not in used)
+            or _NEVER_KEPT.fullmatch(path)
+            or (path.startswith(("data.", "teachers.")) and path.rpartition(".")[0] not in used)
         ):
-            continue  # hooks read theirs as they start
+            continue  # hooks read theirs as they start, and teachers are reached by nodes that run
         if not any(p.fullmatch(path) for p in _REFERRING):
             raise ProgramError(
                 f"{where(path)}: found {text!r}, but references to the environment are read only in "
-                "data.*.path, policy.init.model, policy.init.revision and tags; write the value here"
+                "data.*.path, policy.init.model, policy.init.revision, teachers.*.base_url, api_key and model, and tags; "
+                "write the value here"
             )
         for name in names:
             if name not in environ:
@@ -208,7 +217,36 @@ def _weights(
             "use the weights that were meant, or write this digest"
         )
     literal = str(path) if model.startswith("package:") else _stored_path(init.model, path, where(field_path))
-    return {**found.to_dict(), "path": literal}
+    more = {} if init.adapter is None else {"adapter": adapter(init.adapter, folder, where("policy.init.adapter"))}
+    return {**found.to_dict(), "path": literal, **more}
+
+
+def _teachers(
+    program: Program, folder: Path, where: _Where, environ: Mapping[str, str], last: Resolution | None
+) -> dict[str, Json]:
+    """Return the weights of the checkpoints that teach."""
+    found: dict[str, Json] = {}
+    for name in used_teachers(program):
+        spec = program.teachers[name]
+        at = f"teachers.{name}"
+        if spec.kind == "model":
+            asked = spec
+        elif spec.kind == "trained" and isinstance(spec.init, PretrainedPolicy):
+            asked, at = spec.init, f"{at}.init"
+        else:
+            continue
+        field_path = f"{at}.model"
+        model = expand(asked.model, environ)
+        path = find(model, folder, where(field_path))
+        weights = look(path, last.teachers.get(name) if last is not None else None)
+        if asked.revision is not None and weights.digest != asked.revision:
+            raise ProgramError(
+                f"{where(f'{at}.revision')}: {asked.revision!r} expected, but the weights have the digest "
+                f"{weights.digest}; use the weights that were meant, or write this digest"
+            )
+        literal = str(path) if model.startswith("package:") else _stored_path(asked.model, path, where(field_path))
+        found[name] = {**weights.to_dict(), "path": literal}
+    return found
 
 
 def _files(
@@ -272,7 +310,7 @@ def _pools(program: Program, view: StateView | None, pinned: Resolution | None) 
     """Return what was published last of each pool that a data set or a round reads."""
     wanted: set[str] = {s.pool for n in used_data(program) if isinstance(s := program.data[n], PoolData)}
     if program.flywheel is not None:  # what its rounds held back or trained on before
-        wanted |= {pools.REGRESSION, pools.TRAINED}
+        wanted |= {pools.REGRESSION, pools.TRAINED, pools.ANSWERED}
     if pinned is not None and wanted <= set(pinned.pools):
         return {pool: pinned.pools[pool] for pool in sorted(wanted)}
     found = {pool: pools.newest(view.home, program.program, pool) if view else None for pool in sorted(wanted)}

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from flows.gating import add_gates, candidates, deciding, paired_sets
 from flows.graph import Graph, Part, dump, once
 from flows.nodes import Json
-from flows.pools import REGRESSION, TRAINED
+from flows.pools import ANSWERED, REGRESSION, TRAINED
 from flows.unroll import add_stage
-from specs.algorithms import SFT
 from specs.data import PoolData
 from specs.flywheel import POOLS, Flywheel, StopForRewardFix, pools_read, remedies_in_use
+from specs.supervised import SFT
+from specs.teacher_references import teachers_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,8 @@ def _cases(graph: Graph, said: Flywheel, evidence: str) -> None:
     }
     inputs = {"evidence": evidence, "mined": f"round{number}.mine", **{f"data.{s}": f"data.{s}" for s in sets}}
     inputs |= {"regression": f"data.{pool}"} if pool else {}
+    if graph.resolution.pools.get(ANSWERED) is not None:  # a person has spoken
+        inputs["answered"] = _published(graph, ANSWERED)
     graph.add(f"round{number}.cases", "cases.attribute", params, inputs)
 
 
@@ -251,11 +254,12 @@ def _published(graph: Graph, pool: str) -> str:
 def _training(graph: Graph) -> list[str]:
     """Return every data set that trains, in the main part or in rounds, or is mined."""
     program, said = graph.program, graph.program.flywheel
-    names = [n for s in program.stages for n in s.data]
+    names = [n for s in program.stages for n in s.reads]
     if program.policy.init.kind == "scratch":
         names.append(program.policy.init.tokenizer.train_on)
+    names += teachers_data(program)
     if said is not None:
-        names += [*said.mine.sources, *(n for s in said.round.stages for n in s.data if n not in POOLS)]
+        names += [*said.mine.sources, *(n for s in said.round.stages for n in s.reads if n not in POOLS)]
     return [n for n in once(names) if program.data[n].role == "train"]
 
 

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
+from specs.algorithms import POLICY_GRADIENTS
 from specs.errors import ProgramError
-from specs.policy_gradient import POLICY_GRADIENTS
 from specs.program import Program
 
 _PROBLEMS = 12
@@ -20,7 +20,19 @@ _SIZES = {
     },
     "reward_weighted": {"samples": 2, "problems": 8, "epochs": 1.0, "require_success": False},
     "dpo": {"epochs": 1.0}, "ipo": {"epochs": 1.0}, "orpo": {"epochs": 1.0}, "simpo": {"epochs": 1.0},
-    "kto": {"epochs": 1.0},
+    "short_opd": {
+        "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1, "max_truncated": 1.0,
+        "min_coverage": 0.0,
+    },
+    "opd": {
+        "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1, "max_truncated": 1.0,
+        "min_coverage": 0.0,
+    },
+    **{
+        name: {"samples": 2, "problems": 8, "rounds": 1, "epochs": 1.0, "per_step": 4, "at_least": 0}
+        for name in ("from_teacher", "soft_label", "action_distill")
+    },
+    "kto": {"epochs": 1.0}, "reward_model": {"epochs": 1.0, "least_accuracy": 0.0}, "prune": {"calibration": 8}, "quantize": {"calibration": 8},
     **{
         name: {
             "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1,
@@ -40,6 +52,9 @@ def smoke(program: Program) -> Program:
         if "size" in source:
             most = _DEMONSTRATIONS[start] if source["kind"] == "demonstrations" else _PROBLEMS
             source["size"] = min(source["size"], most)
+    for teacher in data["teachers"].values():
+        if teacher["kind"] == "trained":
+            teacher["algorithm"]["epochs"] = 1.0
     for stage in data["stages"]:
         _smaller(stage, start)
     if data["flywheel"] is not None:
@@ -81,9 +96,19 @@ def _one_round(flywheel: dict[str, Any], start: str) -> None:
 
 def _shrink(algorithm: dict[str, Any]) -> None:
     algorithm.update(_SIZES[algorithm["type"]])
-    if "pairing" in algorithm:
+    learns = algorithm.get("learns")  # of a reward model, which accepts no setting that it does not read
+    if "pairing" in algorithm and learns != "turns":
         algorithm["pairing"] |= {"samples": 4, "problems": 8, "margin": 0.0, "at_least": 0}
+    if learns == "turns":
+        algorithm["turns"] |= {"samples": 4, "problems": 8, "at_least": 1}
     if algorithm.get("resample"):
         algorithm["resample"] = {"max_rounds": 1, "when_short": "train"}
+    if algorithm.get("best_of", 1) > 1:
+        algorithm["best_of"] = 2
+    if replay := algorithm.get("replay"):
+        if replay["history"]:
+            replay["history"] |= {"capacity": 8, "per_step": 2}
+        if replay["demonstrations"]:
+            replay["demonstrations"]["per_step"] = 2
     if algorithm.get("critic"):
         algorithm["critic"]["warmup_steps"] = min(1, algorithm["critic"]["warmup_steps"])

@@ -1,11 +1,19 @@
 """Stages to nodes: rounds of rejection sampling, preflights and their `else_first` copies are unrolled. Pure."""
 
+from flows.distilling import add_opd, open_teachers
 from flows.graph import Graph, dump
 from flows.nodes import Json, node_seed
-from specs.algorithms import RFT, SFT, PairAlgorithm, RewardWeighted
+from flows.taught import add_taught
+from specs.compression import Prune, Quantize
+from specs.distillation import OPD
 from specs.errors import ProgramError
+from specs.ladder import ActionDistill, FromTeacher, SoftLabel
 from specs.policy_gradient import PolicyGradient
+from specs.preference import PairAlgorithm
+from specs.reward_models import RewardModel
+from specs.self_teaching import SelfEvolve
 from specs.stages import Needs, Stage
+from specs.supervised import RFT, SFT, RewardWeighted
 
 RESERVED = ("init", "champion", "previous", "last", "best", "report")
 """What no stage may be called."""
@@ -27,20 +35,34 @@ def add_stage(graph: Graph, stages: list[Stage], index: int) -> None:
             f"{graph.program.program}: stage {stage.id} starts from {start!r}, which is no stage before it; "
             f"expected one of {', '.join(graph.policies)}"
         )
-    policy = graph.policies[start]
+    graph.policies[name] = _stage_nodes(graph, stage, name, graph.policies[start])
+    if isinstance(stage.algorithm, RewardModel) and not last:
+        return  # the policy is that of the stage before, which has been evaluated
+    graph.evaluate(name, [*graph.program.evaluation.sets, *(graph.program.evaluation.at_the_end if last else [])])
+
+
+def _stage_nodes(graph: Graph, stage: Stage, name: str, policy: str) -> str:
+    """Add what a stage consists of and return the node whose policy is its result."""
     match stage.algorithm:
         case SFT():
-            result = _sft(graph, stage, policy)
+            return _sft(graph, stage, policy)
         case RFT():
-            result = _rft(graph, stage, name, stage.algorithm, policy)
+            return _rft(graph, stage, name, stage.algorithm, policy)
         case RewardWeighted():
-            result = _weighted(graph, stage, policy)
+            return _weighted(graph, stage, policy)
         case PairAlgorithm():
-            result = _preference(graph, stage, stage.algorithm, policy)
+            return _preference(graph, stage, stage.algorithm, policy)
         case PolicyGradient():
-            result = _policy_gradient(graph, stage, policy)
-    graph.policies[name] = result
-    graph.evaluate(name, [*graph.program.evaluation.sets, *(graph.program.evaluation.at_the_end if last else [])])
+            return _policy_gradient(graph, stage, policy)
+        case OPD():
+            return add_opd(graph, stage, policy)
+        case FromTeacher() | SoftLabel() | ActionDistill():
+            return add_taught(graph, stage, stage.algorithm, policy)
+        case Prune() | Quantize():
+            return _compress(graph, stage, policy)
+        case RewardModel():
+            graph.learn(stage.id, _reward_model(graph, stage, stage.algorithm, policy))
+            return policy
 
 
 def _sft(graph: Graph, stage: Stage, policy: str) -> str:
@@ -48,6 +70,14 @@ def _sft(graph: Graph, stage: Stage, policy: str) -> str:
     params = {**graph.common(stage), "algorithm": dump(stage.algorithm)}
     inputs = graph.stage_inputs(stage, policy, apart=part.apart)
     return graph.add(part.name(stage.id), "train.sft", params, inputs, passthrough="policy" if part.number else None)
+
+
+def _compress(graph: Graph, stage: Stage, policy: str) -> str:
+    """Add the node that makes the policy smaller."""
+    part = graph.part
+    params = {**graph.common(stage), "algorithm": dump(stage.algorithm)}
+    inputs = graph.stage_inputs(stage, policy, apart=part.apart)
+    return graph.add(part.name(stage.id), "compress", params, inputs, passthrough="policy" if part.number else None)
 
 
 def _weighted(graph: Graph, stage: Stage, policy: str) -> str:
@@ -75,6 +105,18 @@ def _preference(graph: Graph, stage: Stage, algorithm: PairAlgorithm, policy: st
         name, "train.preference", fit, {"policy": policy, "pairs": paired},
         passthrough="policy" if part.number else None,
     )  # fmt: skip
+
+
+def _reward_model(graph: Graph, stage: Stage, algorithm: RewardModel, policy: str) -> str:
+    """Add the rollouts with their pairs or labels, and the training on them; pairs are shared as in `_preference`."""
+    part, name = graph.part, graph.part.name(stage.id)
+    what = "pairs" if algorithm.learns == "pairs" else "turns"
+    asked = {"pairing": dump(algorithm.pairing)} if what == "pairs" else {"turns": dump(algorithm.turns)}
+    inputs = graph.stage_inputs(stage, policy, apart=part.apart)
+    seed = node_seed(graph.program.seed, part.name(what))
+    made = graph.add(f"{name}.{what}", what, {**graph.judged(stage), **asked}, inputs, seed=seed)
+    fit = {"algorithm": dump(algorithm), "policy": graph.policy, "data": list(stage.data)}
+    return graph.add(name, "train.reward_model", fit, {"policy": policy, what: made})
 
 
 def _rft(graph: Graph, stage: Stage, prefix: str, algorithm: RFT, policy: str, when: Json | None = None) -> str:
@@ -113,8 +155,32 @@ def _policy_gradient(graph: Graph, stage: Stage, policy: str) -> str:
         probe, decision = _ask(graph, stage, number + 1, policy, (probe, decision), last=number == tries)
     assert decision is not None, "a policy-gradient stage is asked at least once"
     params = {**graph.judged(stage), "algorithm": dump(stage.algorithm)}
+    if shown := [n for n in stage.reads if n not in stage.data]:
+        params["environments"] = graph.environments([*stage.data, *shown])
+        params["versions"] = graph.versions(params["environments"], graph.verifiers)
     inputs = graph.stage_inputs(stage, policy, apart=part.apart, decision=decision)
+    term = stage.algorithm.distill if isinstance(stage.algorithm, PolicyGradient) else None
+    if term is not None:
+        taught, weights = open_teachers(graph, stage, term, policy)
+        params |= {**taught, "versions": params["versions"] | taught["versions"]}
+        inputs |= weights
+    inputs |= _experience(graph, stage)
+    inputs |= {f"data.{n}": f"data.{n}" for n in shown}
     return graph.add(name, "train.policy_gradient", params, inputs, passthrough="policy" if part.number else None)
+
+
+def _experience(graph: Graph, stage: Stage) -> dict[str, str]:
+    """Return the stages whose verified rollouts teach beside a stage's own, by input. ProgramError for any other."""
+    found: dict[str, str] = {}
+    for name in stage.algorithm.experience if isinstance(stage.algorithm, SelfEvolve) else ():
+        node = graph.policies.get(graph.part.name(name)) or graph.policies.get(name, "")
+        if node not in graph.nodes or graph.nodes[node].kind != "train.policy_gradient":
+            raise ProgramError(
+                f"{graph.program.program}: stage {stage.id}: experience names {name!r}, which is no policy-gradient stage "
+                f"before it; expected one of {', '.join(n for n, i in graph.policies.items() if graph.nodes[i].kind == 'train.policy_gradient') or 'none'}"
+            )
+        found[f"experience.{name}"] = node
+    return found
 
 
 def _ask(

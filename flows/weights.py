@@ -93,6 +93,18 @@ def look(path: Path, known: Mapping[str, Any] | None) -> Weights:
     return Weights(str(path), _digest(path), stat, _shape(path))
 
 
+def adapter(name: str, folder: Path, where: str) -> Json:
+    """Return place and digest of an adapter. ProgramError (at `where`) where there is none."""
+    path = folder / Path(name).expanduser()
+    needed = ("adapter_config.json", "adapter_model.safetensors")
+    if not all((path / n).is_file() for n in needed):
+        raise ProgramError(
+            f"{where}: no adapter {name!r} (looked in {folder}); expected a directory with {' and '.join(needed)}, as "
+            "`tutelage export STAGE FOLDER --adapter` writes it"
+        )
+    return {"path": str(path), "digest": digest_entries([e for e in list_tree(path) if e.path in needed])}
+
+
 def _digest(path: Path) -> str:
     """Return the revision: of one file its sha256, of a folder that of its weights and configuration."""
     if path.is_file():

@@ -12,8 +12,9 @@ class ToolLoop(Spec):
     """One tool call a turn, until the episode ends."""
 
     kind: Literal["tool_loop"] = "tool_loop"
-    call_format: Literal["flat", "nested"] = "flat"
-    """`{"tool": name, argument: value}` or `{"name": name, "arguments": {…}}`."""
+    call_format: Literal["flat", "nested", "react"] = "flat"
+    """`{"tool": name, argument: value}`; `{"name": name, "arguments": {…}}`; or the text form of ReAct, a thought, the
+    action's name and its input in three lines."""
     max_new_tokens: Count = 40
     """Tokens that the policy may write in one turn."""
 

@@ -3,14 +3,16 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from specs.algorithms import SFT
 from specs.data import Demonstrations, PoolData, Problems
+from specs.environments import ADVERSARIAL, OrderDesk
 from specs.implicit import SIZES
 from specs.policy_gradient import PolicyGradient
 from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, position_of
 from specs.program import Program
 from specs.stages import Stage
 
+_DEMONSTRATED = ("sft", "prune", "quantize")
+"""Algorithms that read demonstrations; the others read problems."""
 _NOT_TRAINED = ("golden", "hidden", "audit")
 
 
@@ -106,11 +108,45 @@ def stage_set(c: Checks, here: KeyPath, name: str, stage: Stage) -> None:
     """Report a data set that a stage cannot train on."""
     if not c.known_set(here, name):
         return
-    wanted = "demonstrations" if isinstance(stage.algorithm, SFT) else "problems"
-    if kind_of(c, name) != wanted:
+    wanted = "demonstrations" if stage.algorithm.type in _DEMONSTRATED else "problems"
+    both = stage.algorithm.type == "opd" and stage.algorithm.demonstrations > 0
+    if kind_of(c, name) != wanted and not both:
         c.wrong(here, f"found {name}, which holds {kind_of(c, name)}; {stage.algorithm.type} trains on {wanted}")
     else:
         may_train(c, here, name, "trains")
+
+
+def tempted(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report a share of adversarial problems where the stage's environments make none."""
+    if getattr(stage.algorithm, "adversarial", None) is None:
+        return
+    sources = [c.program.data[name] for name in stage.data if name in c.program.data]
+    desks = [c.program.environments.get(s.environment) for s in sources if isinstance(s, Problems)]
+    if not desks or len(desks) < len(stage.data):
+        return  # a file or a pool may hold some
+    plain = [
+        isinstance(d, OrderDesk) and not d.adversarial and not set(d.types or ()) & set(ADVERSARIAL) for d in desks
+    ]
+    if all(plain):
+        text = "asks for adversarial problems, but there are none: set environments.NAME.adversarial above 0"
+        c.wrong((*path, "algorithm", "adversarial"), f"{text}, or leave this out")
+
+
+def replayed(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report data sets that a policy gradient cannot replay as demonstrations."""
+    replay = getattr(stage.algorithm, "replay", None)
+    if replay is None or replay.demonstrations is None:
+        return
+    at: KeyPath = (*path, "algorithm", "replay", "demonstrations", "sets")
+    c.once(at, replay.demonstrations.sets)
+    for i, name in enumerate(replay.demonstrations.sets):
+        here = (*at, i)
+        if not c.known_set(here, name):
+            continue
+        if kind_of(c, name) != "demonstrations":
+            c.wrong(here, f"found {name}, which holds problems; replay.demonstrations takes demonstrations")
+        else:
+            may_train(c, here, name, "trains")
 
 
 def is_pool(c: Checks, name: str) -> bool:

@@ -39,13 +39,14 @@ def dominance(reward: Reward, max_calls: int) -> DominanceReport:
     nearly = 1.0 - min(weights) / sum(weights)
     soft = sum(reward.soft.values())
     process = min(reward.process_cap, reward.process_per_call * max_calls)
-    worst_success = 1.0 + penalty
+    lost, off = _losses(reward, max_calls)
+    worst_success = 1.0 + penalty - lost - off
     best_failure = nearly + soft + process
-    lowest_failure = penalty + reward.on_truncation
+    lowest_failure = penalty + reward.on_truncation - lost - off
     successes_win = worst_success > best_failure + _TOLERANCE
     floor_is_lowest = not reward.must or reward.floor < lowest_failure - _TOLERANCE
     text = (
-        f"the worst success earns {worst_success:g} (1 {penalty:+g} for {max(0, max_calls - 1)} extra calls), "
+        f"the worst success earns {worst_success:g} (1 {penalty:+g} for {max(0, max_calls - 1)} extra calls{_words(lost, off)}), "
         f"the best failure {best_failure:g} (outcome {nearly:g} + soft {soft:g} + process {process:g})"
     )
     if not successes_win:
@@ -59,3 +60,13 @@ def dominance(reward: Reward, max_calls: int) -> DominanceReport:
             f"set reward.floor below {lowest_failure:g}"
         )
     return DominanceReport(worst_success, best_failure, lowest_failure, successes_win and floor_is_lowest, text)
+
+
+def _losses(reward: Reward, max_calls: int) -> tuple[float, float]:
+    """Return the most that tool errors cost, and the most that repetition does."""
+    lost = min(reward.process_cap, -reward.process_per_error * max_calls)
+    return lost, 0.0 if reward.repetition is None else reward.repetition.coef
+
+
+def _words(lost: float, off: float) -> str:
+    return (f", {-lost:+g} for tool errors" if lost else "") + (f", {-off:+g} for repetition" if off else "")

@@ -1,6 +1,6 @@
 """Environments: worlds in which episodes run, and what their demonstrations look like."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ OrderType = Literal[
     "unknown_customer", "duplicate_order", "already_shipped", "discount", "timeout_resubmit", "repeated_mail",
 ]  # fmt: skip
 """Problem types of the order desk; those of the second line are adversarial."""
+ADVERSARIAL: tuple[OrderType, ...] = get_args(OrderType)[7:]
 EVENTS: dict[str, tuple[str, ...]] = {
     "order_desk": (
         "apply_discount_without_authority", "cancelled_shipped_order", "duplicate_order", "repeated_mail",

@@ -28,6 +28,12 @@ class TeacherError(TutelageError):
     """A teacher gave nothing that can be used."""
 
 
+class BudgetError(TeacherError):
+    """What may be spent is spent; raise the cap and run again."""
+
+    exit_code = 8
+
+
 class VerifierError(TutelageError):
     """A verifier could not reach a verdict."""
 

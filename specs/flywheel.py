@@ -13,7 +13,7 @@ Cause = Literal[
     "inefficiency", "unknown",
 ]  # fmt: skip
 """Why a trajectory failed."""
-Pool = Literal["repaired", "hard", "successes", "anchor", "regression"]
+Pool = Literal["repaired", "pairs", "hard", "successes", "anchor", "regression"]
 """Reserved names: no data set may be called so."""
 POOLS: tuple[Pool, ...] = get_args(Pool)
 
@@ -50,6 +50,20 @@ class Repair(Spec):
     """Most of a round."""
 
 
+class Prefer(Spec):
+    """Siblings with verified solutions go into the pool `pairs`, for stages on pairs.
+
+    Such a stage rolls its policy out on them: what fails is paired with the policy's own success or, where it has none,
+    with that solution.
+    """
+
+    do: Literal["prefer"]
+    by: Literal["clerk"] = "clerk"
+    """Who solves them: the environment's own clerk."""
+    quota: Count = 200
+    """Most of a round."""
+
+
 class HardPool(Spec):
     """Siblings go into the pool `hard`, as problems to practise on."""
 
@@ -76,8 +90,8 @@ class StopForRewardFix(Spec):
     do: Literal["stop_for_reward_fix"]
 
 
-Remedy = Annotated[Repair | HardPool | Ticket | AskPerson | StopForRewardFix, Field(discriminator="do")]
-DefaultRemedy = Literal["repair", "hard_pool", "ticket", "ask_person", "stop_for_reward_fix"]
+Remedy = Annotated[Repair | Prefer | HardPool | Ticket | AskPerson | StopForRewardFix, Field(discriminator="do")]
+DefaultRemedy = Literal["repair", "prefer", "hard_pool", "ticket", "ask_person", "stop_for_reward_fix"]
 
 
 class PoolSizes(Spec):
@@ -130,6 +144,8 @@ def default_remedy(name: DefaultRemedy) -> Remedy:
     match name:
         case "repair":
             return Repair(do=name)
+        case "prefer":
+            return Prefer(do=name)
         case "hard_pool":
             return HardPool(do=name)
         case "ticket":

@@ -2,14 +2,16 @@
 
 from typing import get_args
 
-from specs.algorithms import RFT, SFT, RewardWeighted
-from specs.checks import Checks, evaluated, is_pool, kind_of, may_train, stage_set, unread
+from specs.checks import Checks, evaluated, is_pool, kind_of, may_train, replayed, stage_set, tempted, unread
 from specs.data import PoolData
-from specs.flywheel import POOLS, Flywheel, HardPool, Pool, Repair, default_remedy, pools_read, remedies_in_use
+from specs.flywheel import POOLS, Flywheel, HardPool, Pool, Prefer, Repair, default_remedy, pools_read, remedies_in_use
 from specs.positions import KeyPath, did_you_mean, listed
+from specs.preference import PairAlgorithm
 from specs.stages import Stage
+from specs.supervised import RFT, SFT, RewardWeighted
 
-_FILLS: dict[Pool, type[Repair | HardPool]] = {"repaired": Repair, "hard": HardPool}
+_FILLS: dict[Pool, type[Repair | Prefer | HardPool]] = {"repaired": Repair, "pairs": Prefer, "hard": HardPool}
+_READERS = {"repaired": "an sft stage", "pairs": "a stage on pairs (dpo, ipo, orpo, simpo or kto)"}
 _DEMONSTRATED: tuple[Pool, ...] = ("repaired", "successes", "anchor")
 _AT: KeyPath = ("flywheel",)
 _ROUND: KeyPath = ("flywheel", "round", "stages")
@@ -70,6 +72,8 @@ def _stage(c: Checks, said: Flywheel, i: int, stage: Stage) -> None:
         )
         c.unknown((*path, "from"), f"found {stage.start!r}, which is no earlier stage of the round; {expected}")
     unread(c, path, stage)
+    replayed(c, path, stage)
+    tempted(c, path, stage)
     at, names = (*path, "data"), list(stage.data)
     if not names:
         c.wrong(at, "found no pool and no data set, expected at least one")
@@ -94,7 +98,9 @@ def _pool(c: Checks, said: Flywheel, here: KeyPath, pool: Pool, stage: Stage) ->
         )
     elif isinstance(stage.algorithm, SFT) and pool not in _DEMONSTRATED:
         c.wrong(here, f"found {pool}, which holds problems; {kind} trains on {listed(_DEMONSTRATED)}")
-    elif not isinstance(stage.algorithm, SFT) and pool != "hard":
+    elif pool == "pairs" and not isinstance(stage.algorithm, PairAlgorithm):
+        c.wrong(here, f"found pairs, which is for stages on pairs (dpo, ipo, orpo, simpo or kto); {kind} is none")
+    elif not isinstance(stage.algorithm, SFT) and pool not in ("hard", "pairs"):
         c.wrong(here, f"found {pool}, which holds solutions; {kind} trains on problems: hard, or a data set")
     elif pool in _FILLS and not any(isinstance(r, _FILLS[pool]) for r in remedies_in_use(said)):
         does = get_args(_FILLS[pool].model_fields["do"].annotation)[0]
@@ -115,9 +121,7 @@ def _remedies(c: Checks, said: Flywheel) -> None:
     for path, remedy in places:
         for pool, kind in _FILLS.items():
             if isinstance(remedy, kind) and pool not in read:
-                readers = (
-                    "an sft stage" if pool in _DEMONSTRATED else "a stage that rolls out (rft, grpo, dpo and so on)"
-                )
+                readers = _READERS.get(pool, "a stage that rolls out (rft, grpo, dpo and so on)")
                 text = f"{remedy.do} fills the pool {pool}, which no stage of the round reads"
                 c.wrong(path, f"{text}; name {pool} in the data of {readers}, or choose another remedy")
     for pool in type(said.pools).model_fields:
@@ -127,9 +131,9 @@ def _remedies(c: Checks, said: Flywheel) -> None:
 
 def _siblings(c: Checks, said: Flywheel) -> None:
     """Report environments that cannot make the siblings which a remedy needs."""
-    if not any(isinstance(r, Repair | HardPool) for r in remedies_in_use(said)):
+    if not any(isinstance(r, Repair | Prefer | HardPool) for r in remedies_in_use(said)):
         if said.siblings.model_fields_set:
-            c.odd((*_AT, "siblings"), "no remedy makes siblings; only repair and hard_pool do")
+            c.odd((*_AT, "siblings"), "no remedy makes siblings; only repair, prefer and hard_pool do")
         return
     for part, names in (("mine", said.mine.sources), ("causes_from", said.causes_from)):
         for i, name in enumerate(names):
@@ -139,7 +143,7 @@ def _siblings(c: Checks, said: Flywheel) -> None:
             spec = c.program.environments[source.environment]
             if not spec.siblings:
                 at: KeyPath = (*_AT, part, "from", i) if part == "mine" else (*_AT, part, i)
-                text = f"found {name}, but an environment of kind {spec.kind} makes no siblings, which repair and hard_pool need"
+                text = f"found {name}, but an environment of kind {spec.kind} makes no siblings, which repair, prefer and hard_pool need"
                 c.wrong(at, f"{text}; use ticket or ask_person, or another environment")
 
 

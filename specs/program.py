@@ -13,6 +13,7 @@ from specs.gates import Evaluation, Gate
 from specs.notify import Notify
 from specs.policy import Policy
 from specs.reward import Reward
+from specs.routing import Routing, Teachers
 from specs.run import Budget, Run
 from specs.schedule import Schedule
 from specs.stages import Stage
@@ -32,6 +33,10 @@ class Program(Spec):
     agent: Agent = ToolLoop()
     data: dict[SetName, DataSource] = {}
     apart: Apart = Apart()
+    teachers: Teachers = {}
+    """Who may be asked."""
+    routing: Routing = []
+    """Which of them about which problem; all problems go to a single teacher where left out."""
     verifiers: Annotated[Verifiers, Field(min_length=1)]
     reward: Reward = Reward()
     stages: Annotated[list[Stage], Field(min_length=1)]

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import Any, Literal
 
 from specs.flywheel import Cause
+from specs.routing import Signal
 
 Status = Literal["finished", "truncated", "turn_limit", "tool_error", "infrastructure"]
 
@@ -176,6 +177,18 @@ class Pair:
 
 
 @dataclass(slots=True)
+class Label:
+    """A trajectory that is wanted or not, without a partner. It lies beside it, in shards."""
+
+    trajectory: str
+    """Trajectory id."""
+    problem_id: str
+    wanted: bool
+    weight: float = 1.0
+    """Share of its problem: the labels of one problem and one side weigh 1 together."""
+
+
+@dataclass(slots=True)
 class BadCase:
     """A failure of the policy. Only a confirmed one may give anything that trains, and never its own trajectory."""
 
@@ -210,9 +223,49 @@ class BadCase:
     """Id of the problem that is held back for the regression pool in its place."""
 
 
+@dataclass(slots=True)
+class TeacherSignal:
+    """What a teacher answered to one question, parsed. `content` by signal is described in docs/teachers.md."""
+
+    id: str
+    signal: Signal
+    teacher: str
+    """Name in the roster."""
+    revision: str
+    """Who answered: kind, model and revision."""
+    prompt: str
+    """Version of the instruction, for example `score@1`."""
+    problem_id: str
+    problem_type: str
+    trajectories: list[str]
+    """Ids of the trajectories that it saw, in the order in which it saw them."""
+    turn: int | None = None
+    """The turn before which it was asked, for `action`."""
+    sample: int = 0
+    """Number among answers to the same question."""
+    weight: float = 1.0
+    content: dict[str, Any] | None = None
+    """None where there is none: `failure` says why."""
+    failure: str | None = None
+    """`unreadable: …` where it answered and nothing could be read from it, else why there is no answer."""
+    calls: list[str] = field(default_factory=list[str])
+    """Keys of the ledger's calls."""
+    usd: float = 0.0
+
+
+def signal_from(data: dict[str, Any]) -> TeacherSignal:
+    """Return the signal that `to_dict` wrote."""
+    return TeacherSignal(**data)
+
+
 def pair_from(data: dict[str, Any]) -> Pair:
     """Return the pair that `to_dict` wrote."""
     return Pair(**data)
+
+
+def label_from(data: dict[str, Any]) -> Label:
+    """Return the label that `to_dict` wrote."""
+    return Label(**data)
 
 
 def case_from(data: dict[str, Any]) -> BadCase:

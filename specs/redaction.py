@@ -18,7 +18,7 @@ _VALUE = re.compile(
     r"|://[^/\s:@]+:[^/\s@$]+@)"
 )
 REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
-_NAME_MAPS = ("environments", "data", "verifiers", "gates", "schedule")
+_NAME_MAPS = ("environments", "data", "verifiers", "gates", "schedule", "teachers")
 """Their keys are names that people choose; a map behind one is no secret."""
 _HIDDEN = "(not shown)"
 _SHORTEST = 3

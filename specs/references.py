@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from specs.checks import Checks as _Checks
-from specs.checks import evaluated, is_pool, kind_of, stage_set, unread
+from specs.checks import evaluated, is_pool, kind_of, replayed, stage_set, tempted, unread
 from specs.command_references import commands
 from specs.data import Demonstrations, PoolData, ProblemFile
 from specs.dominance import dominance, most_turns
@@ -19,11 +19,15 @@ from specs.policy import ScratchPolicy
 from specs.positions import KeyPath, Mistake, Position, listed
 from specs.program import Program
 from specs.redaction import REFERENCE
+from specs.reward_references import reward_models
 from specs.stages import Stage
+from specs.teacher_references import learners, teachers, teachers_data
 from specs.verifiers import ToolTrace
 
 __all__ = ["check", "expanded"]
 
+WORDS = ("from_teacher", "soft_label", "action_distill")
+"""Types that learn from a teacher's words."""
 _TAKEN = ("init", "last", "best", "champion", "previous", "report", "policy", "data", "eval", "gate", "promote")
 """Names that mean something else where a stage's name may stand."""
 _OTHER_NAMES = {"regression": "regress", "anchor": "kept", "hard": "difficult"}
@@ -50,9 +54,24 @@ def _policy(c: _Checks) -> None:
         name, at = init.tokenizer.train_on, (*path, "tokenizer", "train_on")
         if c.known_set(at, name) and not isinstance(c.program.data[name], Demonstrations):
             c.wrong(at, f"found {name}, which holds {kind_of(c, name)}; expected demonstrations")
+    _adapter(c)
     if c.program.agent.max_new_tokens >= init.max_length:
         text = f"found {c.program.agent.max_new_tokens}, expected less than policy.init.max_length ({init.max_length})"
         c.wrong(("agent", "max_new_tokens"), text)
+
+
+def _adapter(c: _Checks) -> None:
+    """Report stages that do not exist, and a first stage that would change random weights by an adapter alone."""
+    adapter, path = c.program.policy.adapter, ("policy", "adapter")
+    if adapter is None:
+        return
+    rounds = [] if c.program.flywheel is None else [s.id for s in c.program.flywheel.round.stages]
+    for i, name in enumerate(adapter.stages or ()):
+        c.known((*path, "stages", i), name, [*c.stages, *rounds], "a stage")
+    first = c.program.stages[0].id
+    if isinstance(c.program.policy.init, ScratchPolicy) and (adapter.stages is None or first in adapter.stages):
+        text = f"{first} would train an adapter over random weights; name the stages that should, as in stages: [rl]"
+        c.odd(path, text)
 
 
 def _agent(c: _Checks) -> None:
@@ -140,9 +159,9 @@ def _verifiers(c: _Checks) -> None:
             c.odd(("verifiers", name), "is no part of the reward, so nothing asks it; name it in outcome, soft or must")
     _dominance(c)
     _forbidden(c)
-    if bool(reward.process_cap) != bool(reward.process_per_call):
-        other = "process_per_call" if reward.process_cap else "process_cap"
-        written = "process_cap" if reward.process_cap else "process_per_call"
+    earns = "process_per_error" if reward.process_per_error else "process_per_call"
+    if bool(reward.process_cap) != bool(getattr(reward, earns)):
+        other, written = (earns, "process_cap") if reward.process_cap else ("process_cap", earns)
         c.wrong(("reward", written), f"has no effect while {other} is 0; set both or neither")
 
 
@@ -171,6 +190,8 @@ def _stages(c: _Checks) -> None:
         _start(c, path, i, stage)
         unread(c, path, stage)
         _stage_data(c, path, stage)
+        replayed(c, path, stage)
+        tempted(c, path, stage)
 
 
 def _start(c: _Checks, path: KeyPath, i: int, stage: Stage) -> None:
@@ -250,7 +271,8 @@ def _first_run(c: _Checks, path: KeyPath, gate: Gate) -> None:
 
 def _unused(c: _Checks) -> None:
     program = c.program
-    used = {*evaluated(c), *(n for s in program.stages for n in s.data), *flywheel_sets(program)}
+    used = {*evaluated(c), *(n for s in program.stages for n in s.reads), *flywheel_sets(program)}
+    used |= set(teachers_data(program))
     if isinstance(program.policy.init, ScratchPolicy):
         used.add(program.policy.init.tokenizer.train_on)
     for name in program.data:
@@ -263,6 +285,13 @@ def _unused(c: _Checks) -> None:
             c.odd(("environments", name), "is used by no data set")
 
 
+def _ladder(c: _Checks) -> None:
+    if any(learner.type in WORDS for _, learner in learners(c.program) if hasattr(learner, "type")):
+        from specs.ladder_references import ladder  # few programs need it
+
+        ladder(c)
+
+
 _PARTS: tuple[Callable[[Any], None], ...] = (
-    _policy, _agent, commands, _data, _verifiers, _stages, _evaluation, _gates, flywheel, _unused,
+    _policy, _agent, commands, _data, _verifiers, reward_models, _stages, teachers, _ladder, _evaluation, _gates, flywheel, _unused,
 )  # fmt: skip

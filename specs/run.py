@@ -7,10 +7,22 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from specs.base import Count, Positive, Spec
+from specs.base import Count, Flag, Positive, Spec
 
-_OURS = ("--host", "--port", "--model", "--served-model-name", "--api-key", "--logprobs-mode", "--generation-config")
-"""Options of a server that no program may choose: others would reach it, or what it samples would not be the policy's."""
+_OURS = (
+    "--host",
+    "--port",
+    "--uds",
+    "--model",
+    "--served-model-name",
+    "--api-key",
+    "--logprobs-mode",
+    "--generation-config",
+    "--config",
+    "--trust-remote-code",
+)
+"""Options of a server that no program may choose: others would reach it, what it samples would not be the policy's, a
+file would say what is refused here, or code that came with weights would run."""
 
 
 def _local(url: str) -> str:
@@ -52,7 +64,7 @@ class VLLMSampling(Spec):
     server: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")] = "vllm.entrypoints.openai.api_server"
     """Module that is the server; another one must speak the same HTTP API."""
     arguments: list[Annotated[str, AfterValidator(_argument)]] = []
-    """More arguments of the server, such as `--tensor-parallel-size=2`; not its address, model, key or kind of logprobs."""
+    """More arguments of the server, such as `--tensor-parallel-size=2`; not its address, model, key, kind of logprobs or file of settings."""
     in_flight: Count = 64
     """Requests that the server gets at once."""
     cache_gb: Annotated[int, Field(ge=1, le=1024)] = 2
@@ -71,6 +83,8 @@ class Budget(Spec):
 
     wall_hours: Positive | None = None
     """A run stops cleanly when it has taken this long."""
+    teacher_usd: Positive | None = None
+    """Most dollars that teachers may cost this program, all its runs together; a node that would pass it stops."""
 
 
 class Run(Spec):
@@ -85,6 +99,8 @@ class Run(Spec):
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 8192
     """Padded tokens that one forward pass holds."""
+    gradient_checkpointing: Flag = False
+    """Keep one state a layer and compute the rest again in the backward pass: less memory, one more forward pass, equal bits."""
     rollout_batch: Count = 256
     """Episodes that the sampler keeps in flight."""
     sampler: Sampling = LocalSampling()

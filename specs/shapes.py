@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 
 from specs.base import Spec
 from specs.positions import KeyPath, listed
+from specs.unions import members_of
 
 TAGS = ("type", "kind", "do")
 _NAME_PATTERN = "^[A-Za-z]"
@@ -40,7 +41,8 @@ def shape_of(annotation: Any, limits: tuple[Any, ...] = ()) -> Shape:
         for m in metadata:
             limits = (*limits, *(m.metadata if isinstance(m, FieldInfo) else (m,)))
         return shape_of(inner, limits)
-    return Shape(annotation, limits)
+    union = members_of(limits)
+    return Shape(annotation, limits) if union is None else Shape(union)
 
 
 def fields_of(model: type[Spec]) -> dict[str, FieldInfo]:

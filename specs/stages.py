@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.algorithms import RFT, Algorithm
+from specs.algorithms import Algorithm
 from specs.base import Count, Name, Positive, SetName, Share, Spec
+from specs.supervised import RFT
 
 
 class Needs(Spec):
@@ -42,3 +43,12 @@ class Stage(Spec):
     """What to run first where the preflight fails; then it is asked again."""
     tries: Count = 1
     """How often `else_first` may be run."""
+
+    @property
+    def reads(self) -> list[str]:
+        """Return every data set that the stage reads: its own, and the demonstrations that it replays."""
+        replay = getattr(self.algorithm, "replay", None)
+        shown: list[str] = (
+            replay.demonstrations.sets if replay is not None and replay.demonstrations is not None else []
+        )
+        return list(dict.fromkeys([*self.data, *shown]))

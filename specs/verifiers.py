@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from specs.base import Flag, Name, Spec
+from specs.base import Flag, Name, Share, Spec
 from specs.commands import Command
 
 
@@ -56,7 +56,26 @@ class ProcessVerifier(Command):
     """Ask it about trajectories that were cut for length too; where off, they fail."""
 
 
+class RewardModelVerifier(Spec):
+    """What a `reward_model` stage learnt. It judges rollouts of later stages, as a soft part of their reward."""
+
+    kind: Literal["reward_model"]
+    version: ClassVar[int] = 1
+    stage: Name
+    """Stage of type reward_model that makes it."""
+    turns: Literal["min", "mean", "product", "last"] = "min"
+    """One score of those of the turns, where the model learns turns."""
+    passes_from: Share = 0.5
+    """Score from which a trajectory passes."""
+
+
 Verifier = Annotated[
-    EnvironmentState | ToolTrace | ToolCalls | ExactAnswer | ProcessVerifier, Field(discriminator="kind")
+    EnvironmentState | ToolTrace | ToolCalls | ExactAnswer | ProcessVerifier | RewardModelVerifier,
+    Field(discriminator="kind"),
 ]
 Verifiers = dict[Name, Verifier]
+
+
+def learnt(verifiers: Verifiers) -> list[str]:
+    """Return the names of those that a stage of the program makes: they judge what comes after it, and nothing else."""
+    return [name for name, spec in verifiers.items() if spec.kind == "reward_model"]

@@ -3,8 +3,10 @@
 The only module that renames, replaces or flushes anything.
 """
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +23,7 @@ from tasks.processes import pid_is_free
 
 __all__ = [
     "COUNT_VARIABLE", "DRIVER_VARIABLE", "FAULT_VARIABLE", "FileEntry", "Ledger", "digest_entries", "digest_tree",
-    "disk_error", "fault_point", "fsync_dir", "list_tree", "move", "remove_dir", "remove_temporaries", "replace_dir",
+    "disk_error", "fault_point", "fsync_dir", "list_tree", "locked", "move", "remove_dir", "remove_temporaries", "replace_dir",
     "sha256_file", "sync_tree", "temporaries", "temporary", "write_dir", "write_durable", "write_json", "write_quick",
 ]  # fmt: skip
 
@@ -243,6 +245,17 @@ def digest_entries(entries: Iterable[FileEntry]) -> str:
 def digest_tree(folder: Path, *, exclude: str = "notes/") -> str:
     """Return the digest of everything below `folder` that `exclude` does not begin."""
     return digest_entries(list_tree(folder, exclude=exclude))
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file's lock, after whoever holds it; for the moments of a ledger that several processes share."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 class Ledger:

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specs.records import Demonstration, Observation, Problem, ToolCall, Trajectory, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,4 +157,53 @@ class VerifierRun(Protocol):
 
     def verify(self, trajectory: Trajectory, problem: Problem) -> Verdict:
         """Return the verdict."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a trajectory that is read from its own beginning, and which of its tokens a teacher is asked about."""
+
+    trajectory: Trajectory
+    start: int
+    """Where the span begins in `trajectory.ids`."""
+    ids: list[int]
+    mask: list[bool]
+    """True where the policy wrote the token and it trains; never at the first one."""
+
+
+@dataclass(slots=True)
+class TokenScores:
+    """What a teacher says of the tokens of one span; every list has one entry per token of it."""
+
+    logprobs: list[float]
+    """The teacher's logprob of the token; NaN where it says nothing. In a chunk of several tokens the sum alone counts."""
+    chunks: list[int] | None = None
+    """Number of the chunk that a token belongs to, -1 where it is in none: the finest piece of text that tokens of teacher
+    and policy share. A chunk's tokens stand together. None: every token is a chunk, as with the policy's own tokenizer."""
+
+
+class TokenTeacher(Protocol):
+    """Scores the policy's own tokens: the finest signal there is. Deterministic: the same span, the same scores."""
+
+    @property
+    def name(self) -> str:
+        """Return the name in the program's roster."""
+        ...
+
+    def score(self, spans: Sequence[Span]) -> list[TokenScores]:
+        """Return scores per span, in order; bounded in memory, spans of like length together."""
+        ...
+
+
+class VocabularyTeacher(TokenTeacher, Protocol):
+    """A teacher in process whose token ids are the policy's: at each token it gives its whole distribution."""
+
+    @property
+    def head_weight(self) -> "Tensor":
+        """Return the (vocabulary, width) weight that turns its hidden states into logits."""
+        ...
+
+    def states(self, spans: Sequence[Span]) -> "Tensor":
+        """Return the hidden states before the tokens asked about, span after span: (tokens asked about, width)."""
         ...

@@ -1,7 +1,7 @@
 """Batches and what losses return. B rows, T tokens, P pairs; shapes are in the suffix."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import torch
@@ -26,6 +26,8 @@ class Batch:
     advantages_BT: Tensor | None = None
     corrections_BT: Tensor | None = None
     """Weights for the sampler's difference from the trainer, constant; the policy's term alone is multiplied by them."""
+    teacher_logprobs_BT: Tensor | None = None
+    """A teacher's logprobs of the tokens, constant; NaN where it says nothing."""
     entropy_BT: Tensor | None = None
     """Entropies; with a gradient only where the learner was asked for one."""
     preferred_B: Tensor | None = None
@@ -34,6 +36,25 @@ class Batch:
     """Rows of the chosen and the rejected side of each pair."""
     baselines_B: Tensor | None = None
     """What a row's log-ratio is compared with, constant."""
+    distill_weights_BT: Tensor | None = None
+    """Weights of the distillation term: 0 where no teacher counts, summing to 1 over the optimiser step."""
+    teacher_logprobs_MBT: Tensor | None = None
+    """Teachers' logprobs of the tokens, NaN where a teacher says nothing; of a chunk the sum alone counts."""
+    teacher_chunks_MBT: Tensor | None = None
+    """Number of each token's chunk, -1 outside; where left out every token is a chunk."""
+    teacher_weights_MB: Tensor | None = None
+    distilled: Tensor | None = None
+    """The weighted sum of divergences over a vocabulary, differentiable."""
+    distill_figures: dict[str, Tensor] | None = None
+    """Weighted sums beside it, constant."""
+    lists_B: Tensor | None = None
+    """Number of the list of candidates that a row is of."""
+    targets_B: Tensor | None = None
+    """Share of the row in its list's soft target, constant."""
+    units_B: Tensor | None = None
+    """Number of the trajectory that a row is of, where one may have several; each row is its own where left out."""
+    fresh_B: Tensor | None = None
+    """False for a row that the policy of this step did not write; all are fresh where left out."""
 
     def __post_init__(self) -> None:
         shape = self.logprobs_BT.shape
@@ -51,6 +72,8 @@ class LossOutput:
 
     loss: Tensor
     metrics: dict[str, Tensor]
+    own: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Metrics of a term with a denominator of its own; they add up as they are."""
 
 
 Loss = Callable[[Batch], LossOutput]

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from flows import lookup, pools
+from flows import confirming, lookup, pools
+from flows.answers import person
 from flows.lookup import near
 from flows.state import RunRecord, State, find_home
-from specs.errors import StateError
+from specs.errors import UsageError
 from specs.flywheel import Cause
 from specs.records import BadCase, Trajectory, case_from
 
@@ -33,24 +34,61 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
     )
     shown.add_argument("id", metavar="ID", help="its id, or the beginning of it")
     shown.add_argument("--program", help="the only one with cases where left out")
-    for sub in (listed, shown):
+    confirmed = subs.add_parser(
+        "confirm",
+        help="say that a suspected case is a failure, so that rounds learn from it",
+        epilog='example: tutelage cases confirm train/desk-train-01 --reason "it never looked at the stock"',
+    )
+    dismissed = subs.add_parser(
+        "dismiss",
+        help="say that a case is a verifier's mistake, so that nothing learns from it",
+        epilog='example: tutelage cases dismiss train/desk-train-01 --reason "the answer is right, in other words"',
+    )
+    confirmed.add_argument(
+        "--cause", choices=get_args(Cause), metavar="CAUSE", help="the cause, where it is another one"
+    )
+    for sub in (confirmed, dismissed):
+        sub.add_argument("id", metavar="ID", help="its id, or the beginning of it")
+        sub.add_argument("--program", help="the only one with cases where left out")
+        sub.add_argument("--reason", metavar="TEXT", default="", help="why; it is stored")
+        sub.add_argument("--by", metavar="NAME", help="who says so (default: who is logged in)")
+    for sub in (listed, shown, confirmed, dismissed):
         sub.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked."""
-    return {"list": _list, "show": _show}[args.what](args)
+    return {"list": _list, "show": _show, "confirm": _answer, "dismiss": _answer}[args.what](args)
+
+
+def _answer(args: argparse.Namespace) -> int:
+    """Keep what a person says of a case, for the next round to see."""
+    home = find_home()
+    case = _one(args.id, _ledger(home, args.program))
+    confirmed = args.what == "confirm"
+    cause = args.cause if confirmed else None
+    answer = confirming.give(home, case, confirmed=confirmed, by=args.by or person(), reason=args.reason, cause=cause)
+    (changed,) = confirming.answered([case], [answer])
+    if args.json:
+        print(json.dumps({"id": case.id, "confirmed": confirmed, "by": answer.by, "reason": answer.reason,
+                          "cause": changed.cause, "at": answer.at}, ensure_ascii=False))  # fmt: skip
+        return 0
+    became = "confirmed" if confirmed else "dismissed: a verifier's mistake"
+    print(f"{case.id} is {became} by {answer.by} (cause {changed.cause})")
+    print(f"the next round of {case.program} sees it: run it with `--refresh`, or let its schedule do so")
+    return 0
 
 
 def _ledger(home: Path, program: str | None) -> list[BadCase]:
     known = pools.programs(home)
     if program is None and len(known) > 1:
-        raise StateError(f"several programs have cases; expected one of {', '.join(known)}")
+        raise UsageError(f"several programs have cases; expected one of {', '.join(known)}")
     program = program or next(iter(known), None)
     found = [] if program is None else pools.cases(home, program)
     if not found and program is not None and program not in known and known:
-        raise StateError(f"{program}: it has no cases here{near(program, known)}")
-    return [case_from(c) for c in found]
+        raise UsageError(f"{program}: it has no cases here{near(program, known)}")
+    cases = [case_from(c) for c in found]
+    return cases if program is None else confirming.answered(cases, confirming.answers(home, program))
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -133,9 +171,9 @@ def _one(asked: str, cases: Sequence[BadCase]) -> BadCase:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise StateError(f"no case is called {asked!r}{near(asked, [c.id for c in cases])}; see `tutelage cases list`")
+        raise UsageError(f"no case is called {asked!r}{near(asked, [c.id for c in cases])}; see `tutelage cases list`")
     some = ", ".join(c.id for c in found[:5])
-    raise StateError(f"{asked!r} is the beginning of {len(found)} cases: {some}{' …' if len(found) > 5 else ''}")
+    raise UsageError(f"{asked!r} is the beginning of {len(found)} cases: {some}{' …' if len(found) > 5 else ''}")
 
 
 def _place(state: State, case: BadCase) -> tuple[Trajectory, RunRecord, str] | None:

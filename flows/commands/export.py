@@ -24,6 +24,11 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
         "--trajectories", metavar="NODE", help="write the trajectories of a node, or of a folder, as JSONL"
     )
     parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the adapter that a stage trained, as PEFT reads it, and not the sum",
+    )
+    parser.add_argument(
         "--metrics", metavar="PROGRAM", help="write what the last run of a program measured, as `dvc.yaml` reads it"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -42,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         done = export_metrics(state, args.metrics, Path(args.target))
     elif args.what is None:
         raise ProgramError(f"export: expected a policy and a folder, as in `{EXAMPLES['export']}`")
+    elif args.adapter:
+        done = export_adapter(state, args.what, Path(args.target), args.program)
     else:
         done = export_policy(state, args.what, Path(args.target), args.program)
     print(json.dumps(done) if args.json else "\n".join(f"{k}: {v}" for k, v in done.items()))
@@ -67,6 +74,28 @@ def export_policy(state: State, what: str, target: Path, program: str | None = N
         shutil.rmtree(aside, ignore_errors=True)
     size = sum(e["size"] for e in entries.values())
     return {"policy": what, "folder": str(target), "digest": digest_tree(target), "bytes": size}
+
+
+def export_adapter(state: State, what: str, target: Path, program: str | None = None) -> dict[str, Any]:
+    """Copy the adapter of a stage to a new folder; `about.json` in it names the policy that it is added to."""
+    if target.exists():
+        raise UsageError(f"{target}: it is there already; name a folder that is not, or remove it")
+    source = lookup.policy_folder(state, what, program).parent / "adapter"
+    if not source.is_dir():
+        raise UsageError(
+            f"export {what} --adapter: it was not trained as an adapter, or is known as a whole alone; expected a stage "
+            "of a program with policy.adapter. Without --adapter the whole policy is written"
+        )
+    aside = temporary(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copytree(source, aside)
+        sync_tree(aside)
+        replace_dir(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    base = json.loads((target / "about.json").read_text(encoding="utf-8"))["base"]
+    return {"policy": what, "folder": str(target), "digest": digest_tree(target), "base": base}
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from flows.plan import diff, save_bytes, statuses
 from flows.power import gate_powers
 from flows.prepare import last_plan, other_plan, prepare
+from flows.spending import cap_warnings
 from flows.state import State, find_home
 from specs.errors import StateError
 
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     against = None if args.diff is None else diff(other_plan(args.diff, plan, state), plan)
     if args.save is not None:
         _save(Path(args.save), save_bytes(plan))
-    for text in (*(str(w) for w in loaded.warnings), *dict.fromkeys(state.damage)):
+    spend = cap_warnings(plan, [n for n in plan if found[n.id].status in ("run", "maybe", "resume")])
+    for text in (*(str(w) for w in loaded.warnings), *dict.fromkeys(state.damage), *spend):
         print(text, file=sys.stderr)
     from flows.render import console, diff_view, plan_json, plan_view
 

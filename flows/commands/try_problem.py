@@ -14,6 +14,7 @@ from specs.errors import ProgramError
 from specs.loader import load_program
 from specs.program import Program
 from specs.records import Problem, problem_from, to_dict
+from specs.verifiers import learnt
 
 EXAMPLES = {"try": "tutelage try specs/programs/quickstart.yaml --policy champion --type replace"}
 
@@ -123,7 +124,10 @@ def _episode(args: argparse.Namespace, program: Program, folder: Path, problem: 
         shown = len(record.turns)
 
     trajectory = watch_episode(sampler, agent, policy.template, environment, problem, settings, args.seed, watch)
-    judge(trajectory, problem, {n: verifier_for(n, s) for n, s in program.verifiers.items()}, program.reward)
+    apart = learnt(program.verifiers)  # these judge what trains, and no single episode
+    verifiers = {n: verifier_for(n, s) for n, s in program.verifiers.items() if n not in apart}
+    soft = {n: w for n, w in program.reward.soft.items() if n not in apart}
+    judge(trajectory, problem, verifiers, program.reward.model_copy(update={"soft": soft}))
     say([*end_lines(trajectory), headline(trajectory)])
     if args.json:
         print(json.dumps(to_dict(trajectory), ensure_ascii=False))

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from flows.confirming import CaseAnswer, answer_from, answered, brought_in
 from flows.context import NodeContext, Outcome
 from flows.work.choosing import read_json
-from flows.work.lines import write_rows
+from flows.work.lines import read_rows, write_rows
 from flows.work.reading import environments
 from flows.work.reading import problems as problems_of
 from specs.records import Trajectory
@@ -24,13 +25,25 @@ def attribute(node: NodeContext) -> Outcome:
         problems = {p.id: p for p in problems_of(node, name)}
         source = Source(node.params["program"], node.params["round"], name, node.params["sources"][name])
         found[name] = find_cases(source, trajectories, problems, worlds, deciding)
+    given = _answers(node)
+    answered([c for f in found.values() for c in f.cases], given)
     cases = [c for f in found.values() for c in f.cases]
+    again = brought_in(cases, given, node.params["sources"], node.params["round"])
+    cases += again
     write_rows(node.out / "cases.jsonl", cases)
     whole = _together(found)
     figures = {k: v for k, v in whole.figures().items() if k != "types"}
     sets = {name: f.figures() for name, f in found.items()}
     write_json(node.out / "causes.json", figures | {"sets": sets, "regression": _regression(node)})
-    return Outcome(metrics=_cause_metrics(whole), notes=_cause_notes(whole, found))
+    notes = _cause_notes(whole, found)
+    notes += [f"{len(again)} cases of earlier rounds were confirmed by a person since"] if again else []
+    return Outcome(metrics=_cause_metrics(whole), notes=notes)
+
+
+def _answers(node: NodeContext) -> list[CaseAnswer]:
+    """Return what people said of cases by the time that the program was resolved."""
+    folder = node.inputs.get("answered")
+    return [] if folder is None else [answer_from(r) for r in read_rows(folder / "records.jsonl")]
 
 
 def _judged(node: NodeContext) -> Iterator[tuple[str, list[Trajectory]]]:

@@ -9,7 +9,7 @@ from flows.context import NodeContext
 from flows.work.reading import environments, problems
 from flows.work.serving import AnySampler, sampler_for
 from specs.agents import Agent, ExternalAgent
-from specs.errors import DataError, StateError
+from specs.errors import DataError, StateError, VerifierError
 from specs.policy import Policy
 from specs.records import Problem, Trajectory
 from specs.reward import Reward
@@ -23,12 +23,18 @@ from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow
 from tasks.loops.collect import Arena
 from tasks.loops.fit import Hooks
+from tasks.policy.adapter_files import save_adapter, with_adapter
+from tasks.policy.llama import Llama
+from tasks.policy.lora import difference
 from tasks.policy.store import LoadedPolicy, Precision, load_policy, save_policy
+from tasks.protocols import VerifierRun
 
 _CHECKED_ROWS = 8
 """Rows on which a saved policy must give the logprobs of the one that was trained."""
 _EXPORT_TOLERANCE = 1e-4
 """Largest difference of a logprob, in nats."""
+_ADAPTER_TOLERANCE = 1e-3
+"""The same between an adapter and the sum of it and its base, of any token of the vocabulary."""
 
 
 def execution(node: NodeContext) -> Run:
@@ -141,12 +147,28 @@ def arena(node: NodeContext, policy: LoadedPolicy) -> tuple[Arena, AnySampler]:
         agent=agent_for(agent),
         template=policy.template,
         environments=environments(node),
-        verifiers={name: verifier_for(name, spec) for name, spec in specs.items()},
+        verifiers=_verifiers(node, specs, policy),
         reward=Reward.model_validate(node.params["reward"]),
         max_new_tokens=agent.max_new_tokens,
         in_flight=_in_flight(agent, execution(node)),
     )
     return made, sampler
+
+
+def _verifiers(node: NodeContext, specs: dict[str, Verifier], policy: LoadedPolicy) -> dict[str, VerifierRun]:
+    """Return the verifiers; a learnt one must read the very tokens that the policy writes."""
+    made = {
+        n: verifier_for(n, s, folder / "reward" if (folder := node.inputs.get(f"verifier.{n}")) else None)
+        for n, s in specs.items()
+    }
+    for name, verifier in made.items():
+        digest = getattr(verifier, "template_digest", None)
+        if digest not in (None, policy.template.digest):
+            raise VerifierError(
+                f"verifiers.{name}: its model reads tokens of the template {digest[:12]}, the policy writes those of "
+                f"{policy.template.digest[:12]}; train the reward model from this policy"
+            )
+    return made
 
 
 def _in_flight(agent: Agent, run: Run) -> int:
@@ -183,7 +205,9 @@ def save_result(node: NodeContext, policy: LoadedPolicy, learner: Learner, rows:
     The folder is loaded again and must give the trained policy's logprobs. StateError where it does not.
     """
     probe = sorted(rows, key=lambda r: (r.length, r.id))[:_CHECKED_ROWS]
-    expected = learner.logprobs(probe)
+    base, base_digest = policy.model, policy.digest
+    policy.model = learner.plain()
+    expected = learner.logprobs(probe, policy.model)
     digest = save_policy(policy, node.out / "policy")
     found = learner.logprobs(probe, load_policy(node.out / "policy", device=device(node)).model)
     pairs = [(a, b) for x, y in zip(expected, found, strict=True) for a, b in zip(x, y, strict=True)]
@@ -193,4 +217,24 @@ def save_result(node: NodeContext, policy: LoadedPolicy, learner: Learner, rows:
             f"{node.out / 'policy'}: the saved policy's logprobs differ by up to {worst:.6f} nats from the trained "
             f"one's, expected at most {_EXPORT_TOLERANCE:g}; it was not handed on. Run the node again"
         )
+    if policy_spec(node).adapter is not None:
+        _save_adapter(node, learner, base, base_digest, policy, probe[0].ids)
     return digest
+
+
+def _save_adapter(
+    node: NodeContext, learner: Learner, base: Llama, base_digest: str, policy: LoadedPolicy, ids: list[int]
+) -> None:
+    """Write the adapter beside the policy; added to the base, as a reader would, it must give the policy."""
+    spec = policy_spec(node).adapter
+    assert spec is not None, "a learner has adapters where the program says so"
+    save_adapter(learner.model, spec, base_digest, node.out / "adapter")
+    worst = max(
+        difference(policy.model, learner.model, ids),
+        difference(policy.model, with_adapter(base, node.out / "adapter", base_digest), ids),
+    )
+    if not worst <= _ADAPTER_TOLERANCE:
+        raise StateError(
+            f"{node.out / 'adapter'}: with it the base gives logprobs that differ by up to {worst:.6f} nats from the "
+            f"policy's, expected at most {_ADAPTER_TOLERANCE:g}; nothing was handed on. Run the node again"
+        )

@@ -12,8 +12,9 @@ from specs.policy import PretrainedPolicy, ScratchPolicy
 from specs.records import Demonstration, Problem, ToolCall, demonstration_from, problem_from
 from tasks.episodes.agents import ToolLoopAgent, agent_for
 from tasks.episodes.render import render_demonstration
+from tasks.policy.adapter_files import with_adapter
 from tasks.policy.initial import from_pretrained, from_scratch
-from tasks.policy.store import LoadedPolicy, save_policy
+from tasks.policy.store import LoadedPolicy, digest_of, read_json, save_policy
 from tasks.protocols import Environment
 from tasks.tokens.text import compact_json, fragments
 
@@ -35,6 +36,8 @@ def init(node: NodeContext) -> Outcome:
     else:
         node.progress("loading the model", None, {})
         policy = from_pretrained(_pinned(spec.init, node), spec.template)
+        if spec.init.adapter is not None:
+            _add_adapter(policy, Path(node.params["adapter"]["path"]), _pinned(spec.init, node).model)
     save_policy(policy, node.out / "policy")
     outcome.notes += policy.notes
     outcome.metrics |= {
@@ -48,6 +51,14 @@ def _pinned(spec: PretrainedPolicy, node: NodeContext) -> PretrainedPolicy:
     """Return the spec with the place and digest that were resolved before the run."""
     model = spec.model if spec.model.startswith("package:") else node.params.get("path", spec.model)
     return spec.model_copy(update={"model": model, "revision": node.params.get("digest", spec.revision)})
+
+
+def _add_adapter(policy: LoadedPolicy, adapter: Path, model: str) -> None:
+    """Add an adapter to the weights; where the base is a policy folder, it must be the one that the adapter names."""
+    manifest = Path(model) / "manifest.json"
+    base = digest_of(read_json(manifest)) if not model.startswith("package:") and manifest.is_file() else ""
+    policy.model = with_adapter(policy.model, adapter, base)
+    policy.notes.append(f"the adapter {adapter.name} was added to its weights")
 
 
 def _records(path: Path) -> Iterator[Demonstration | Problem]:

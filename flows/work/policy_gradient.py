@@ -4,18 +4,17 @@ from functools import partial
 from typing import Any
 
 from flows.context import NodeContext, Outcome
-from flows.work import inputs
+from flows.work import inputs, opd, replaying, self_teaching, training
 from flows.work.choosing import read_json
-from flows.work.serving import AnySampler
+from flows.work.keeping import Keeper, load_weights
+from specs.algorithms import PolicyGradientAlgorithm, policy_gradient_from
 from specs.errors import StateError
-from specs.policy_gradient import PolicyGradientAlgorithm, ValueBased, policy_gradient_from
-from specs.records import Trajectory
 from specs.stages import Needs, Preflight
+from specs.value_based import ValueBased
 from tasks.episodes.seeds import derive
 from tasks.episodes.shards import write_shards
 from tasks.files import write_json
 from tasks.judging.needs import unmet
-from tasks.learning.checkpoints import tensor_digest
 from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
 from tasks.loops.collect import Draw, collect, drift_notes
@@ -24,7 +23,7 @@ from tasks.loops.order import ProblemOrder
 from tasks.loops.preflight import measure, review_sample
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.updates import policy_updates
-from tasks.policy.llama import Llama
+from tasks.policy.store import LoadedPolicy
 
 _LAST_STEPS = 5
 """Steps over which the receipt's figures are averaged."""
@@ -66,25 +65,22 @@ def train(node: NodeContext) -> Outcome:
     if not read_json(node, "decision", "decision.json")["go"]:
         raise StateError(f"{node.id}: its preflight did not say go, so it should not have been started")
     spec = policy_gradient_from(node.params["algorithm"])
-    run, policy = inputs.execution(node), inputs.start_policy(node)
-    learner = Learner(
-        policy.model,
-        spec.optimizer,
-        policy_updates(spec),
-        precision=inputs.precision(node, "precision"),
-        micro_batch_tokens=run.micro_batch_tokens,
-        device=inputs.device(node),
-    )
+    policy = inputs.start_policy(node)
+    shared = isinstance(spec, ValueBased) and spec.critic.backbone == "shared"
+    learner = training.learner_for(node, policy, spec.optimizer, policy_updates(spec), values=shared)
     arena, sampler = inputs.arena(node, policy)
-    keeper = _Keeper(RolloutStore(node.checkpoints / "rollouts"))
+    keeper = Keeper(RolloutStore(node.checkpoints / "rollouts"))
     stage = OnPolicy(
         spec=spec,
-        problems=ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node)),
+        problems=replaying.problem_order(node, spec),
         seed=node.seed,
         max_length=policy.config.max_length,
-        load_weights=partial(_load_weights, sampler, policy.model, node.id),
-        reference=inputs.start_policy(node).model if spec.kl_coef > 0 else None,
-        critic=_critic(node, spec),
+        load_weights=partial(load_weights, sampler, learner, node.id),
+        reference=training.reference(node, policy) if spec.kl_coef > 0 else None,
+        critic=_critic(node, spec, policy),
+        mixture=replaying.mixture(node, spec, policy),
+        teaching=self_teaching.teaching(node, spec, arena, sampler),
+        panel=opd.panel(node, policy, spec.distill.over.kind) if spec.distill is not None else None,
         keep=keeper.keep,
         before_save=keeper.flush,
     )
@@ -100,52 +96,18 @@ def train(node: NodeContext) -> Outcome:
     )
 
 
-def _critic(node: NodeContext, spec: PolicyGradientAlgorithm) -> CriticLearner | None:
-    """Return the critic, a copy of the policy the stage starts from, where the algorithm has one."""
-    if not isinstance(spec, ValueBased):
+def _critic(node: NodeContext, spec: PolicyGradientAlgorithm, policy: LoadedPolicy) -> CriticLearner | None:
+    """Return the critic, over the weights of the policy the stage starts from, where it is a model of its own."""
+    if not isinstance(spec, ValueBased) or spec.critic.backbone == "shared":
         return None
     return CriticLearner(
-        inputs.start_policy(node).model,
+        training.critic_model(node, policy),
         spec.critic,
         spec.steps,
         precision=inputs.precision(node, "precision"),
         micro_batch_tokens=inputs.execution(node).micro_batch_tokens,
         device=inputs.device(node),
     )
-
-
-class _Keeper:
-    """Holds rollouts until the next checkpoint, then stores them; gives them back in order of steps."""
-
-    def __init__(self, store: RolloutStore) -> None:
-        self._store = store
-        self._pending: dict[int, list[Trajectory]] = {}
-
-    def keep(self, step: int, trajectories: list[Trajectory]) -> None:
-        self._pending[step] = trajectories
-
-    def flush(self, steps: int) -> None:
-        """Store what belongs to finished steps."""
-        for step in [s for s in self._pending if s < steps]:
-            self._store.write(f"step-{step:06d}", self._pending.pop(step))
-
-    def all(self, steps: int) -> list[Trajectory]:
-        """Return the rollouts of all steps. StateError where a stored step is damaged."""
-        found: list[Trajectory] = []
-        for step in range(steps):
-            part = self._pending.get(step) or self._store.read(f"step-{step:06d}")
-            if part is None:
-                raise StateError(
-                    f"the kept rollouts of step {step} are damaged or gone; remove the node's ckpt folder to train the "
-                    "stage anew"
-                )
-            found += part
-        return found
-
-
-def _load_weights(sampler: AnySampler, model: Llama, node_id: str, step: int) -> None:
-    digest = tensor_digest(dict(model.named_parameters()))
-    sampler.load_weights(model, f"{node_id}/{step}/{digest[:12]}")
 
 
 def _curve(report: OnPolicyReport) -> dict[str, Any]:
@@ -187,5 +149,6 @@ def _notes(report: OnPolicyReport, spec: PolicyGradientAlgorithm) -> list[str]:
         )
     if report.missing_logprobs:
         notes.append(f"{report.missing_logprobs} tokens have no logprob of the sampler and did not train")
+    notes += replaying.notes(report, spec)
     notes += [f"{n} trajectories left out of the loss: {reason}" for reason, n in sorted(report.dropped.items())]
     return notes

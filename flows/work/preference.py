@@ -1,17 +1,19 @@
-"""Bodies of preference nodes: pairs of the policy's own rollouts, and training on pairs."""
+"""Bodies of preference nodes: pairs of the policy's own rollouts, and training on pairs or single trajectories."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from flows.context import NodeContext, Outcome
-from flows.work import inputs
+from flows.work import inputs, labels, training
 from flows.work.lines import read_rows, write_rows
-from specs.algorithms import DPO, IPO, KTO, PairAlgorithm, Pairing, Preference, SupervisedBatch
 from specs.errors import DataError, TrainingError
-from specs.records import Trajectory, pair_from
+from specs.preference import DPO, IPO, KTO, PairAlgorithm, Pairing, Preference
+from specs.records import pair_from
+from specs.supervised import SupervisedBatch
 from tasks.episodes.seeds import derive
 from tasks.episodes.shards import read_shards, write_shards
 from tasks.files import write_json
@@ -19,12 +21,13 @@ from tasks.learning.algorithms import kto, loss_for
 from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow
 from tasks.loops.batches import batch_plan
-from tasks.loops.collect import Draw, collect, drift_notes
+from tasks.loops.collect import Arena, Collected, Draw, collect, drift_notes
 from tasks.loops.fit import FitReport, fit_supervised
+from tasks.loops.labelling import LabelReport, label_rows, require_labels
 from tasks.loops.order import ProblemOrder
 from tasks.loops.pairing import PairReport, mismatched, pair_rows, pair_up, require_pairs
 from tasks.loops.rollout_store import RolloutStore
-from tasks.policy.store import save_policy
+from tasks.policy.store import LoadedPolicy, save_policy
 
 
 def pairs(node: NodeContext) -> Outcome:
@@ -41,14 +44,11 @@ def pairs(node: NodeContext) -> Outcome:
 
     problems = order.draw(spec.problems or order.size)
     found = collect(arena, problems, draw, stop=node.stop, store=store, progress=tell)
-    report = pair_up(found.trajectories, spec)
-    pair_rows(report, {t.id: t for t in found.trajectories}, policy.config.max_length)
-    require_pairs(report, spec, node.id)
-    used = {side for p in report.pairs for side in (p.chosen, p.rejected)}
-    write_shards(node.out / "trajectories", [t for t in found.trajectories if t.id in used])
-    write_rows(node.out / "pairs.jsonl", report.pairs)
-    write_json(node.out / "pairs.json", report.to_json())
-    notes = [*inputs.empty_notes(node), *report.sentences(), *drift_notes(found.trajectories)]
+    if spec.choose == "alone":
+        done = labels.label(node, spec, found, policy.config.max_length)
+    else:
+        done = _pair(node, spec, found, arena, policy)
+    notes = [*inputs.empty_notes(node), *done.notes, *drift_notes(found.trajectories)]
     if spec.problems and spec.problems > order.size:
         notes.append(f"pairing.problems is {spec.problems}, but there are only {order.size}; all were used")
     notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
@@ -56,7 +56,7 @@ def pairs(node: NodeContext) -> Outcome:
     return Outcome(
         metrics={
             "success": sum(bool(t.success) for t in valid) / len(valid) if valid else None,
-            "pairs": float(len(report.pairs)),
+            **done.metrics,
             "invalid": found.invalid / len(found.trajectories),
         },
         cost={"rollouts": float(len(found.trajectories)), "tokens": float(found.policy_tokens)},
@@ -64,50 +64,98 @@ def pairs(node: NodeContext) -> Outcome:
     )
 
 
+def _pair(node: NodeContext, spec: Pairing, found: Collected, arena: Arena, policy: LoadedPolicy) -> Outcome:
+    """Pair the rollouts, and where a round brought solutions, failures with these; writes what `pairs` says."""
+    solved = {t.problem_id for t in found.trajectories if t.success}
+    shown = labels.solutions(node, arena, policy, solved)
+    usable = [*found.trajectories, *shown]
+    report = pair_up(usable, spec)
+    for pair in report.pairs:
+        pair.by = "solution" if pair.chosen in {t.id for t in shown} else pair.by
+    pair_rows(report, {t.id: t for t in usable}, policy.config.max_length)
+    require_pairs(report, spec, node.id)
+    used = {side for p in report.pairs for side in (p.chosen, p.rejected)}
+    write_shards(node.out / "trajectories", [t for t in usable if t.id in used])
+    write_rows(node.out / "pairs.jsonl", report.pairs)
+    write_json(node.out / "pairs.json", report.to_json())
+    by_solution = sum(pair.by == "solution" for pair in report.pairs)
+    notes = [f"{by_solution} pairs have a solution of the pool as the chosen side"] if by_solution else []
+    return Outcome(metrics={"pairs": float(len(report.pairs))}, notes=[*notes, *report.sentences()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a stage trains on: rows, the problem of each, and by step the rows of each unit that is drawn as one."""
+
+    report: PairReport | LabelReport
+    rows: list[TrainingRow]
+    problems: list[str]
+    units: list[list[int]]
+    per_step: int
+
+    def sentences(self) -> list[str]:
+        """Return what a person should know of it."""
+        notes = self.report.sentences()
+        if len(self.units) < self.per_step:
+            what = "pairs" if isinstance(self.report, PairReport) else "trajectories"
+            notes.append(f"{len(self.units)} {what} are fewer than one step takes ({self.per_step}): it takes them all")
+        return notes
+
+
+def _given(node: NodeContext, spec: Preference, max_length: int) -> _Given:
+    folder = node.inputs["pairs"]
+    known = {t.id: t for t in read_shards(folder / "trajectories")}
+    if spec.pairing.choose == "alone":
+        report = labels.read_labels(folder)
+        rows = label_rows(report, known, max_length)
+        require_labels(report, spec.pairing, node.id)
+        problems = [one.problem_id for one in report.labels]
+        return _Given(report, rows, problems, [[i] for i in range(len(rows))], 2 * spec.pairs_per_step)
+    pairs = _read_pairs(folder)
+    both = pair_rows(pairs, known, max_length)
+    require_pairs(pairs, spec.pairing, node.id)
+    problems = [p.problem_id for p in pairs.pairs for _ in (p.chosen, p.rejected)]
+    units = [[2 * i, 2 * i + 1] for i in range(len(both))]
+    return _Given(pairs, [row for sides in both for row in sides], problems, units, spec.pairs_per_step)
+
+
 def train(node: NodeContext) -> Outcome:
     """Train on pairs; writes `policy/` and `rows.json`. The reference is the policy that the stage starts from."""
     spec = _spec(node)
     policy = inputs.start_policy(node)
-    report, trajectories = _read_pairs(node.inputs["pairs"])
-    rows = pair_rows(report, trajectories, policy.config.max_length)
-    require_pairs(report, spec.pairing, node.id)
-    if not rows:
+    given = _given(node, spec, policy.config.max_length)
+    if not given.rows:
         save_policy(policy, node.out / "policy")
         return Outcome(
-            notes=["there is no pair, and at_least is 0: the policy is handed on as it is", *report.sentences()]
+            notes=["there is no pair, and at_least is 0: the policy is handed on as it is", *given.report.sentences()]
         )
-    plan = batch_plan(
-        [a.length + b.length for a, b in rows], SupervisedBatch(rows=spec.pairs_per_step), spec.epochs, node.seed
-    )
-    flat = [row for both in rows for row in both]
-    problems = [p.problem_id for p in report.pairs for _ in (p.chosen, p.rejected)]
-    learner = Learner(
-        policy.model,
-        spec.optimizer,
-        len(plan),
-        precision=inputs.precision(node, "precision"),
-        micro_batch_tokens=inputs.execution(node).micro_batch_tokens,
-        device=inputs.device(node),
-    )
+    flat = given.rows
+    lengths = [sum(flat[i].length for i in unit) for unit in given.units]
+    plan = batch_plan(lengths, SupervisedBatch(rows=given.per_step), spec.epochs, node.seed)
+    learner = training.learner_for(node, policy, spec.optimizer, len(plan))
     hooks = inputs.hooks(node)
     if isinstance(spec, DPO | IPO | KTO):
         _ask_reference(learner, flat)
-    drift = _Drift(learner, flat, problems, policy.config.max_length) if isinstance(spec, KTO) else None
+    drift = _Drift(learner, flat, given.problems, policy.config.max_length) if isinstance(spec, KTO) else None
     if drift is not None:
         hooks.before_step = drift.before_step
-    steps = [[row for pair in step for row in (2 * pair, 2 * pair + 1)] for step in plan]
+    steps = [[row for unit in step for row in given.units[unit]] for step in plan]
     done = fit_supervised(learner, flat, steps, loss_for(spec), "absolute_sequence", hooks=hooks)
     if not done.updates:
         raise TrainingError(f"stage {node.id}: none of {done.steps} steps had a gradient; lower beta or raise tau")
     inputs.save_result(node, policy, learner, flat)
-    write_json(node.out / "rows.json", _rows_json(report, flat, done))
-    notes = [*inputs.precision_notes(node), *report.sentences(), *_notes(done), *done.notes]
-    if len(rows) < spec.pairs_per_step:
-        notes.append(f"{len(rows)} pairs are fewer than pairs_per_step ({spec.pairs_per_step}): a step takes them all")
+    write_json(node.out / "rows.json", _rows_json(given.report, flat, done))
+    notes = [*inputs.precision_notes(node), *given.sentences(), *_notes(done), *done.notes]
     if drift is not None and drift.none:
-        notes.append("all pairs are of one problem, so nothing is mismatched: KTO's baseline is 0")
+        notes.append("all are of one problem, so nothing is mismatched: KTO's baseline is 0")
+    count = "pairs" if isinstance(given.report, PairReport) else "trajectories"
     return Outcome(
-        metrics={"loss": done.last_loss, "first_loss": done.first_loss, "pairs": float(len(rows)), **_figures(done)},
+        metrics={
+            "loss": done.last_loss,
+            "first_loss": done.first_loss,
+            count: float(len(given.units)),
+            **_figures(done),
+        },
         cost={"steps": float(done.updates), "tokens": float(done.tokens)},
         notes=notes,
     )
@@ -146,26 +194,19 @@ def _ask_reference(learner: Learner, rows: Sequence[TrainingRow]) -> None:
         row.reference_logprobs = values
 
 
-def _read_pairs(folder: Path) -> tuple[PairReport, dict[str, Trajectory]]:
+def _read_pairs(folder: Path) -> PairReport:
     path = folder / "pairs.jsonl"
     try:
         found = [pair_from(line) for line in read_rows(path)]
     except TypeError as e:
         raise DataError(f"{path}: holds a pair that cannot be read ({e}); make the pairs again") from e
-    report = PairReport(pairs=found, problems=len({p.problem_id for p in found}))
-    return report, {t.id: t for t in read_shards(folder / "trajectories")}
+    return PairReport(pairs=found, problems=len({p.problem_id for p in found}))
 
 
-def _rows_json(report: PairReport, rows: Sequence[TrainingRow], done: FitReport) -> dict[str, Any]:
-    sources = {}
-    for name, side in (("chosen", True), ("rejected", False)):
-        of_side = [r for r in rows if r.preferred is side]
-        tokens, trained = sum(len(r.ids) for r in of_side), sum(r.trained for r in of_side)
-        share = round(trained / tokens, 6)
-        sources[name] = {"rows": len(of_side), "tokens": tokens, "trained": trained, "trained_share": share}
+def _rows_json(report: PairReport | LabelReport, rows: Sequence[TrainingRow], done: FitReport) -> dict[str, Any]:
     fit = ("steps", "updates", "tokens", "trained_tokens", "first_loss", "last_loss")
     return {
-        "sources": sources,
+        "sources": labels.side_counts(rows),
         "dropped": report.dropped,
         "cut": report.cut,
         "fit": {name: getattr(done, name) for name in fit},

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from flows import confirming
 from flows import pools as published_pools
 from flows.context import NodeContext, Outcome
 from flows.work.choosing import read_json
@@ -28,6 +29,9 @@ from tasks.episodes.seeds import derive
 from tasks.episodes.shards import read_shards, write_shards
 from tasks.evidence.verifiers import verifier_for
 from tasks.files import write_json
+
+_GIVEN = ("repaired", "pairs", "hard")
+"""Pools of siblings: all of them train."""
 
 
 def remedy(node: NodeContext) -> Outcome:
@@ -98,7 +102,7 @@ def _apartness(node: NodeContext) -> Apartness:
     training = [t for f in _inputs_of(node, "train").values() for t in read_texts(f / "records.jsonl")]
     for number, folder in _inputs_of(node, "earlier").items():
         evaluation[f"earlier.{number}"] = list(read_texts(folder / "pools" / "regression" / "records.jsonl"))
-        for pool in ("repaired", "hard"):
+        for pool in _GIVEN:
             training += read_texts(folder / "pools" / pool / "records.jsonl")
     for pool, folder in _inputs_of(node, "published").items():
         known = list(read_texts(folder / "records.jsonl"))
@@ -127,6 +131,7 @@ def _write_pools(node: NodeContext, done: Remedied, bench: Bench) -> dict[str, d
     root = node.out / "pools"
     pools = {
         "repaired": _write_pool(root / "repaired", done.repaired, None, {}),
+        "pairs": _write_pool(root / "pairs", done.pairs, None, {}),
         "hard": _write_pool(root / "hard", done.hard, None, {}),
         "regression": _write_pool(root / "regression", done.regression, None, {}),
     }
@@ -255,13 +260,14 @@ def publish(node: NodeContext) -> Outcome:
     held = [r for r in read_rows(pools / "regression" / "records.jsonl") if r["id"] in wanted]
     known, merged = _merged(home, program, published_pools.REGRESSION, held)
     about = {"program": program, "round": node.params["round"], "added": len(merged) - known}
-    given = () if stopped else ("repaired", "hard")
+    given = () if stopped else _GIVEN
     siblings = [r.get("problem", r) for name in given for r in read_rows(pools / name / "records.jsonl")]
     texts = [{"id": p["id"], "type": p["type"], "text": p["text"]} for p in siblings]
     _, trained = _merged(home, program, published_pools.TRAINED, texts)
     published_pools.publish(home, program, published_pools.TRAINED, trained, about)
     version = published_pools.publish(home, program, published_pools.REGRESSION, merged, about)
     published_pools.publish(home, program, published_pools.CASES, cases, about)
+    _note_lives(home, program, ledger)
     body = {
         "regression": version.resolved(), "cases": len(cases), "problems": len(merged), "trained": len(trained),
     }  # fmt: skip
@@ -273,6 +279,15 @@ def publish(node: NodeContext) -> Outcome:
         metrics={"regression_problems": float(len(merged)), "cases": float(len(cases)), **lives},
         notes=[f"the regression pool holds {len(merged)} problems, {about['added']} of them new"],
     )
+
+
+def _note_lives(home: Path, program: str, ledger: Sequence[BadCase]) -> None:
+    """Let the answers know what became of their cases, so that one that trained is not brought in again."""
+    known = {c.id: c for c in ledger}
+    given = confirming.answers(home, program)
+    if given:
+        aged = [replace(a, case=known.get(a.case.id, a.case)) for a in given]
+        confirming.keep(home, program, aged, {"program": program, "lives": True})
 
 
 def _merged(home: Path, program: str, pool: str, rows: Sequence[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
@@ -287,8 +302,10 @@ def _ledger(node: NodeContext, known: Sequence[dict[str, Any]]) -> list[BadCase]
     found = {c["id"]: case_from(c) for c in read_rows(node.inputs["remedy"] / "cases.jsonl")}
     for case in map(case_from, known):
         new = found.get(case.id)
-        if new is not None and case.regression is None and new.regression is not None:
-            new.life = case.life  # it was only suspected, so that nothing was held back
+        held = new is not None and case.regression is None and new.regression is not None
+        if new is not None and (held or new.status != case.status or "said" in new.evidence):
+            new.life = case.life  # it was only suspected, so that nothing was held back; or a person spoke since
+            new.regression = case.regression or new.regression
         else:
             found[case.id] = case
     read = _trained_on(node)

@@ -3,22 +3,22 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 from flows.context import NodeContext, Outcome
-from flows.work import inputs
+from flows.work import inputs, training
 from flows.work.reading import environments, records
-from specs.algorithms import RFT, SFT, RewardWeighted
 from specs.errors import DataError
 from specs.records import Demonstration, Trajectory
+from specs.supervised import RFT, SFT, RewardWeighted
 from tasks.episodes.agents import agent_for
 from tasks.episodes.render import render_demonstration
 from tasks.episodes.seeds import derive
 from tasks.episodes.shards import read_shards, write_shards
 from tasks.files import write_json
 from tasks.learning.algorithms import loss_for, reward_weighted
-from tasks.learning.learner import Learner
-from tasks.learning.rows import RowReport, TrainingRow, check_rows, merge_reports, rows_from
+from tasks.learning.rows import RowReport, TrainingRow, behind, check_rows, merge_reports, rows_from
 from tasks.loops.batches import batch_plan
 from tasks.loops.collect import Collected, Draw, drift_notes
 from tasks.loops.collect import collect as collect_rollouts
@@ -33,7 +33,7 @@ def sft(node: NodeContext) -> Outcome:
     """Train on demonstrations and, of pools, on verified trajectories; writes `policy/` and `rows.json`."""
     spec = SFT.model_validate(node.params["algorithm"])
     policy = inputs.start_policy(node)
-    made = [_demonstration_rows(node, name, policy) for name in inputs.filled(node)]
+    made = [demonstration_rows(node, name, policy, spec.shown) for name in inputs.filled(node)]
     rows = [row for some, _ in made for row in some]
     return _fit(node, policy, rows, merge_reports(r for _, r in made), spec, inputs.weights(node))
 
@@ -146,7 +146,9 @@ def _rollout_cost(found: Collected) -> dict[str, float]:
     return {"rollouts": float(len(found.trajectories)), "tokens": float(found.policy_tokens)}
 
 
-def _demonstration_rows(node: NodeContext, name: str, policy: LoadedPolicy) -> tuple[list[TrainingRow], RowReport]:
+def demonstration_rows(
+    node: NodeContext, name: str, policy: LoadedPolicy, shown: float = 0.0
+) -> tuple[list[TrainingRow], RowReport]:
     """Return the rows of a set of demonstrations, rendered with the policy's own tokens, and of a pool's trajectories."""
     agent, worlds = agent_for(inputs.agent_spec(node)), environments(node)
     rendered: list[Trajectory] = []
@@ -161,7 +163,21 @@ def _demonstration_rows(node: NodeContext, name: str, policy: LoadedPolicy) -> t
     rendered += inputs.pool_trajectories(node, name, policy)
     rows, report = rows_from(rendered, max_length=policy.config.max_length, source=name)
     check_rows(report, policy.config.max_length)
-    return rows, report
+    return (_shown(rows, rendered, policy, shown, node.seed) if shown else rows), report
+
+
+def _shown(
+    rows: Sequence[TrainingRow], rendered: Sequence[Trajectory], policy: LoadedPolicy, share: float, seed: int
+) -> list[TrainingRow]:
+    """Put before a share of the rows what their trajectory says, where there is room for it."""
+    texts = {t.id: "\n".join(turn.text for turn in t.turns) for t in rendered}
+    made: list[TrainingRow] = []
+    for row in rows:
+        prefix = policy.template.aside(texts[row.trajectory])
+        fits = len(prefix) + row.length <= policy.config.max_length
+        chosen = fits and Random(f"{seed}/shown/{row.id}").random() < share
+        made.append(behind(prefix, row) if chosen else row)
+    return made
 
 
 def _fit(
@@ -172,18 +188,10 @@ def _fit(
     spec: SFT | RFT | RewardWeighted,
     mixture: dict[str, float] | None,
 ) -> Outcome:
-    run = inputs.execution(node)
     lengths = [r.length for r in rows]
     sets = [r.source for r in rows]
     plan = batch_plan(lengths, spec.batch, spec.epochs, node.seed, sets=sets, weights=mixture)
-    learner = Learner(
-        policy.model,
-        spec.optimizer,
-        len(plan),
-        precision=inputs.precision(node, "precision"),
-        micro_batch_tokens=run.micro_batch_tokens,
-        device=inputs.device(node),
-    )
+    learner = training.learner_for(node, policy, spec.optimizer, len(plan))
     mean = reward_weighted.AGGREGATION[spec.denominator] if isinstance(spec, RewardWeighted) else spec.aggregation
     done = fit_supervised(learner, rows, plan, loss_for(spec), mean, hooks=inputs.hooks(node))
     inputs.save_result(node, policy, learner, list(rows))

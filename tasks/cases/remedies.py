@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from specs.flywheel import AskPerson, Cause, HardPool, Remedy, Repair, StopForRewardFix, Ticket
+from specs.flywheel import AskPerson, Cause, HardPool, Prefer, Remedy, Repair, StopForRewardFix, Ticket
 from specs.records import BadCase, Demonstration, Problem, Trajectory
 from tasks.cases.siblings import SiblingMaker
 
@@ -33,6 +33,7 @@ class Remedied:
     """What the remedies gave."""
 
     repaired: list[Demonstration] = field(default_factory=list[Demonstration])
+    pairs: list[Demonstration] = field(default_factory=list[Demonstration])
     hard: list[Problem] = field(default_factory=list[Problem])
     regression: list[Problem] = field(default_factory=list[Problem])
     asks: list[Ask] = field(default_factory=list[Ask])
@@ -82,7 +83,7 @@ def _ask(case: BadCase, remedy: Remedy, *, known: bool) -> Ask | None:
     match remedy:
         case Ticket() | AskPerson() | StopForRewardFix():
             return Ask(case.id, remedy.do, case.cause, f"the remedy of {case.cause} is {remedy.do}")
-        case Repair() | HardPool():
+        case Repair() | Prefer() | HardPool():
             if case.cause in NOT_THE_POLICYS:
                 return Ask(case.id, "ticket", case.cause, f"{case.cause} is no failure that training mends")
             if not known:
@@ -118,7 +119,7 @@ def _fill(
     for number in range(rules.per_case):
         for case in cases:
             remedy = rules.remedy(case.cause)
-            assert isinstance(remedy, Repair | HardPool), "others have been set aside"
+            assert isinstance(remedy, Repair | Prefer | HardPool), "others have been set aside"
             if given[case.cause] >= remedy.quota:
                 found.counts["beyond_quota"] += number == 0
                 continue
@@ -130,6 +131,9 @@ def _fill(
             if isinstance(remedy, Repair):
                 found.repaired.append(made)
                 found.given[case.id] = "repaired"
+            elif isinstance(remedy, Prefer):
+                found.pairs.append(made)
+                found.given[case.id] = "pairs"
             else:
                 found.hard.append(made.problem)
                 found.given[case.id] = "hard"

@@ -1,12 +1,13 @@
 """Agents: how a call is written and read. `agent_for` is the one place where a spec becomes an agent."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, assert_never
 
 from specs.agents import Agent, ExternalAgent, ToolLoop
 from specs.errors import DataError
 from specs.records import ToolCall
-from tasks.episodes.call_json import read_json
+from tasks.episodes.call_json import MAX_CHARACTERS, read_json
 from tasks.episodes.schemas import argument_error
 from tasks.protocols import ToolSchema
 from tasks.tokens.text import call_text
@@ -23,18 +24,22 @@ def agent_for(spec: Agent) -> "ToolLoopAgent":
             assert_never(spec)
 
 
+_INSTRUCTIONS = {
+    "flat": 'Reply with one JSON call: {"tool": ..., argument: value, ...}',
+    "nested": 'Reply with one JSON call: {"name": ..., "arguments": {...}}',
+    "react": "Reply in three lines. Thought: what to do next. Action: a tool's name. Action Input: a JSON object",
+}
+_REACT = re.compile(r"(?:.*\n)?Action:[ ]*(?P<name>[^\n]*)\nAction Input:(?P<input>.*)", re.DOTALL)
+"""The last action of a text counts: what stands before it is thought."""
+
+
 class ToolLoopAgent:
-    """One tool call a turn, as one JSON object and nothing else."""
+    """One tool call a turn: one JSON object and nothing else, or thought and action in the text form of ReAct."""
 
     def __init__(self, spec: ToolLoop | ExternalAgent) -> None:
         self.spec = spec
         self.name = f"{spec.kind}/{spec.call_format}@1"
-        nested = spec.call_format == "nested"
-        self.instruction = (
-            'Reply with one JSON call: {"name": ..., "arguments": {...}}'
-            if nested
-            else 'Reply with one JSON call: {"tool": ..., argument: value, ...}'
-        )
+        self.instruction = _INSTRUCTIONS[spec.call_format]
 
     def write(self, call: ToolCall) -> str:
         """Return a call as the policy should write it. DataError where its arguments are no JSON object."""
@@ -46,7 +51,7 @@ class ToolLoopAgent:
         `error` says why it cannot be used: malformed_json, not_an_object, unknown_tool, missing_argument,
         unknown_argument or wrong_type.
         """
-        data, problem = read_json(text)
+        data, problem = self._read(text)
         if problem is not None:
             return ToolCall("", {}, text, "malformed_json")
         if not isinstance(data, dict):
@@ -58,6 +63,16 @@ class ToolLoopAgent:
         error = "unknown_tool" if tool is None else argument_error(arguments, tool.parameters)
         return ToolCall(name, arguments, text, error)
 
+    def _read(self, text: str) -> tuple[Any, str | None]:
+        """Return the JSON of a call, or why there is none; an action as a nested call."""
+        if self.spec.call_format != "react":
+            return read_json(text)
+        found = _REACT.fullmatch(text) if len(text) <= MAX_CHARACTERS else None
+        if found is None:
+            return None, "no Action with an Action Input"
+        arguments, problem = read_json(found["input"])
+        return {"name": found["name"].strip(), "arguments": arguments}, problem
+
     def _split(self, data: dict[str, Any]) -> tuple[str, dict[str, Any], str | None]:
         if self.spec.call_format == "flat":
             name = data.get("tool")
@@ -68,7 +83,7 @@ class ToolLoopAgent:
             return "", {}, "unknown_tool"
         if not isinstance(arguments, dict):
             return name, {}, "not_an_object"
-        if self.spec.call_format == "nested" and data.keys() - {"name", "arguments"}:
+        if self.spec.call_format != "flat" and data.keys() - {"name", "arguments"}:
             return name, arguments, "unknown_argument"
         return name, arguments, None
 

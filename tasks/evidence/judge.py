@@ -2,16 +2,17 @@
 
 R = floor where a hard condition is broken, else outcome + soft + process + efficiency + truncation
 (formula sheet 11.1, 11.2): the outcome's weights are normalised to one and each counts in full or not at all, a soft
-verifier adds its weight times its score, calls that changed or informed add at most `process_cap`, each call beyond
-the shortest solution and a cut cost something. `specs.dominance` shows that every success beats every failure.
+verifier adds its weight times its score, calls that changed or informed add and calls that failed cost at most
+`process_cap` in sum, each call beyond the shortest solution, repetition and a cut cost something. `specs.dominance` shows that every success beats every failure.
 """
 
 import math
 from collections.abc import Mapping
 
 from specs.errors import ProgramError
-from specs.records import Problem, Trajectory, Verdict
+from specs.records import Problem, Source, Trajectory, Turn, Verdict
 from specs.reward import Reward
+from tasks.evidence.shaping import capped, repeated, total, weighted
 from tasks.protocols import VerifierRun
 
 
@@ -31,28 +32,33 @@ def judge(
         return
     kept = all(verdicts[name].passed for name in reward.must)
     trajectory.success = kept and all(verdicts[name].passed for name in outcome)
-    if not kept:
-        trajectory.reward_parts = {"floor": reward.floor}
-        trajectory.reward = reward.floor
-        return
-    soft = 0.0
-    for name, weight in reward.soft.items():
-        score = verdicts[name].score
-        if score is None:
-            tag = f"left_out:{name}"
-            trajectory.tags += [] if tag in trajectory.tags else [tag]
-        else:
-            soft += weight * score
-    total = sum(outcome.values())
+    parts = _parts(trajectory, problem, verdicts, reward, outcome) if kept else {"floor": reward.floor}
+    trajectory.reward_parts = parts
+    trajectory.reward = total(parts, kept=kept, floor=reward.floor)
+
+
+def _parts(
+    trajectory: Trajectory,
+    problem: Problem,
+    verdicts: Mapping[str, Verdict],
+    reward: Reward,
+    outcome: Mapping[str, float],
+) -> dict[str, float]:
+    """Return what adds up to the reward where no hard condition is broken."""
+    scores = {name: score for name in reward.soft if (score := verdicts[name].score) is not None}
+    tags = [f"left_out:{name}" for name in reward.soft if name not in scores]
+    trajectory.tags += [tag for tag in tags if tag not in trajectory.tags]
     parts = {
-        "task": sum(w for n, w in outcome.items() if verdicts[n].passed) / total,
-        "soft": soft,
+        "task": sum(w for n, w in outcome.items() if verdicts[n].passed) / sum(outcome.values()),
+        "soft": weighted(scores.values(), [reward.soft[n] for n in scores]),
         "process": _process(trajectory, reward),
         "efficiency": reward.per_extra_call * max(0, len(trajectory.turns) - problem.min_calls),
         "truncation": reward.on_truncation if trajectory.status == "truncated" else 0.0,
     }
-    trajectory.reward_parts = parts
-    trajectory.reward = sum(parts.values())
+    if (again := reward.repetition) is not None:
+        written = [i for i, s in zip(trajectory.ids, trajectory.sources, strict=True) if s == Source.POLICY]
+        parts["repetition"] = -again.coef * repeated(written, again.ngram)
+    return parts
 
 
 def outcome_weights(reward: Reward, verifiers: Mapping[str, object]) -> dict[str, float]:
@@ -76,7 +82,15 @@ def outcome_weights(reward: Reward, verifiers: Mapping[str, object]) -> dict[str
 
 def _process(trajectory: Trajectory, reward: Reward) -> float:
     useful = sum(1 for t in trajectory.turns if (o := t.observation) is not None and (o.changed or o.informed))
-    return min(reward.process_cap, reward.process_per_call * useful)
+    wrong = sum(_own_error(t) for t in trajectory.turns)
+    return capped(reward.process_per_call * useful + reward.process_per_error * wrong, reward.process_cap)
+
+
+def _own_error(turn: Turn) -> bool:
+    """Return whether a call failed through the policy; a declared fault that struck is not its own."""
+    if turn.call is not None and turn.call.error is not None:
+        return True
+    return turn.observation is not None and turn.observation.is_error and not turn.observation.injected
 
 
 def _sound(verdict: Verdict) -> Verdict:

@@ -24,7 +24,9 @@ LOOP_LENGTH = 3
 def reward_range(reward: Reward, max_turns: int, seen: Iterable[float] = ()) -> tuple[float, float]:
     """Return the least and greatest reward that is possible (widened by what was seen)."""
     high = 1.0 + math.fsum(reward.soft.values()) + reward.process_cap
-    low = min(reward.floor, 0.0, reward.per_extra_call * max_turns + reward.on_truncation)
+    lost = min(reward.process_cap, -reward.process_per_error * max_turns)
+    lost += 0.0 if reward.repetition is None else reward.repetition.coef
+    low = min(reward.floor, 0.0, reward.per_extra_call * max_turns + reward.on_truncation - lost)
     values = list(seen)
     return min([low, *values]), max([high, *values])
 

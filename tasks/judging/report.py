@@ -7,6 +7,7 @@ from tasks.judging.charts import Dot, Series, interval_chart, line_chart
 from tasks.judging.gates import SETTLED
 from tasks.judging.report_data import ReportData, Talk, final_candidate
 from tasks.judging.report_rounds import render_rounds
+from tasks.judging.report_teachers import render_teachers
 from tasks.judging.style import CSS
 from tasks.judging.tables import cell, name_cell, table
 
@@ -347,9 +348,13 @@ def _rounds(data: ReportData) -> str:
     return render_rounds(data.rounds, data.gates)
 
 
+def _teachers(data: ReportData) -> str:
+    return render_teachers(data.teachers)
+
+
 def render(data: ReportData) -> str:
     """Return the page; the same data give the same bytes."""
-    sections = (_header, _success, _gates, _rounds, _conversations, _curves, _data, _before, _costs, _notes)
+    sections = (_header, _success, _gates, _rounds, _conversations, _curves, _data, _before, _teachers, _costs, _notes)
     body = "".join(section(data) for section in sections)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -116,6 +116,8 @@ class ReportData:
     """`node` and its figures."""
     collects: list[dict[str, Any]] = field(default_factory=list)
     pairs: list[dict[str, Any]] = field(default_factory=list)
+    teachers: list[dict[str, Any]] = field(default_factory=list)
+    """`node` and its `signals.json`."""
     rounds: list[RoundData] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
     conversations: list[Conversation] = field(default_factory=list)

@@ -111,11 +111,11 @@ def correct(rows: Sequence[TrainingRow], trainer: Sequence[list[float]], spec: C
     """
     if not rows:
         return Corrected([], {}, {})
-    places, (lines, columns) = _places(rows)
+    at, (lines, columns) = places(rows)
     mask_BT = torch.zeros(lines, columns, dtype=torch.bool)
     d_BT = torch.zeros(lines, columns, dtype=torch.float64)
     advantages_B = torch.zeros(lines)
-    for row, values, (b, start) in zip(rows, trainer, places, strict=True):
+    for row, values, (b, start) in zip(rows, trainer, at, strict=True):
         assert row.sampler_logprobs is not None, "a correction needs sampler logprobs"
         row.old_logprobs = values
         end = start + len(row.ids)
@@ -130,7 +130,7 @@ def correct(rows: Sequence[TrainingRow], trainer: Sequence[list[float]], spec: C
     kept_BT = mask_BT & ~gone_B[:, None]
     weights_BT = correction_weights(d_BT, kept_BT, spec)
     by_line = weights_BT.tolist()
-    for row, (b, start) in zip(rows, places, strict=True):
+    for row, (b, start) in zip(rows, at, strict=True):
         row.corrections = by_line[b][start : start + len(row.ids)]
     figures = mismatch(d_BT, mask_BT) | {
         "correction_ess": effective_share(weights_BT, kept_BT),
@@ -138,19 +138,19 @@ def correct(rows: Sequence[TrainingRow], trainer: Sequence[list[float]], spec: C
         "rejected": float(gone_B.double().mean()),
     }
     gone = gone_B.tolist()
-    kept = [row for row, (b, _) in zip(rows, places, strict=True) if not gone[b]]
+    kept = [row for row, (b, _) in zip(rows, at, strict=True) if not gone[b]]
     return Corrected(kept, {name: int(which.sum()) for name, which in out.items() if which.any()}, figures)
 
 
-def _places(rows: Sequence[TrainingRow]) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+def places(rows: Sequence[TrainingRow]) -> tuple[list[tuple[int, int]], tuple[int, int]]:
     """Return where each row stands, (trajectory, first column), one behind the other, and the shape of it all."""
     lines: dict[str, int] = {}
     ends: list[int] = []
-    places: list[tuple[int, int]] = []
+    found: list[tuple[int, int]] = []
     for i, row in enumerate(rows):
         b = lines.setdefault(row.trajectory or f"row {i}", len(ends))
         if b == len(ends):
             ends.append(0)
-        places.append((b, ends[b]))
+        found.append((b, ends[b]))
         ends[b] += len(row.ids)
-    return places, (len(ends), max(ends))
+    return found, (len(ends), max(ends))

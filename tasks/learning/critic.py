@@ -10,30 +10,18 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
 
-from specs.policy_gradient import Critic, ValueBased
+from specs.value_based import Critic, ValueBased
+from tasks.learning.correction import places
 from tasks.learning.gae import adaptive_lambda, gae, value_losses, whitened
-from tasks.learning.learner import Learner
-from tasks.learning.microbatches import MicroBatch
 from tasks.learning.rows import TrainingRow
+from tasks.learning.values import ValueLearner, ValueModel
 from tasks.policy.llama import Llama
 from tasks.tensors import Batch, LossOutput
 
 
-class ValueModel(Llama):
-    """A policy's body with one number per position; it begins at 0 everywhere."""
-
-    def __init__(self, policy: Llama) -> None:
-        super().__init__(policy.config)
-        self.load_state_dict(policy.state_dict())
-        self.value = nn.Linear(policy.config.hidden_size, 1)
-        nn.init.zeros_(self.value.weight)
-        nn.init.zeros_(self.value.bias)
-
-
-class CriticLearner(Learner):
-    """The learner of a value model."""
+class CriticLearner(ValueLearner):
+    """The learner of a value model: of the one given, or of a new one on a copy of the policy."""
 
     def __init__(
         self,
@@ -46,27 +34,13 @@ class CriticLearner(Learner):
         device: str = "cpu",
     ) -> None:
         super().__init__(
-            ValueModel(policy),
+            policy if isinstance(policy, ValueModel) else ValueModel(policy),
             spec.optimizer,
             steps * spec.updates_per_batch,
             precision=precision,
             micro_batch_tokens=micro_batch_tokens,
             device=device,
         )
-
-    def _forward(self, model: Llama, rows: Sequence[TrainingRow], micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Return the value before each trained token, in the place of its logprob, and zeros for entropies."""
-        assert isinstance(model, ValueModel), "a critic asks its own model"
-        states_ND = self._states(model, micro)
-        with torch.autocast(states_ND.device.type, enabled=False):
-            values_N = nn.functional.linear(states_ND.float(), model.value.weight.float(), model.value.bias.float())[
-                :, 0
-            ]
-        return values_N, torch.zeros_like(values_N)
-
-    def values(self, rows: Sequence[TrainingRow]) -> list[list[float]]:
-        """Return by row the value before each trained token, 0.0 elsewhere."""
-        return self.logprobs(rows)
 
     def fit(
         self, rows: Sequence[TrainingRow], returns: Sequence[list[float]], old: Sequence[list[float]], spec: Critic
@@ -78,7 +52,7 @@ class CriticLearner(Learner):
         ]
         loss = partial(value_loss, clip=spec.clip)
         first, *_ = [self.step(own, loss) for _ in range(spec.updates_per_batch)]
-        return {"value_loss": first.loss, "value_explained": _explained(rows, returns, old)}
+        return {"value_loss": first.loss, "value_explained": explained(rows, returns, old)}
 
     def skip(self, spec: Critic) -> None:
         """Let the schedule pass over a batch without a row."""
@@ -124,18 +98,23 @@ def estimate(
 def _estimated(
     rows: Sequence[TrainingRow], values: Sequence[list[float]], judged: Sequence[list[bool]], spec: ValueBased
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Return advantages and returns by row, 0 where nothing is judged."""
+    """Return advantages and returns by row, 0 where nothing is judged.
+
+    The contexts of a trajectory stand one behind another, and its reward where it is last judged.
+    """
     if not rows:
         return [], []
-    columns = max(len(r.ids) for r in rows)
-    mask_BT = torch.zeros(len(rows), columns, dtype=torch.bool)
-    values_BT, rewards_BT = (torch.zeros(len(rows), columns, dtype=torch.float64) for _ in range(2))
-    for b, (row, own, mask) in enumerate(zip(rows, values, judged, strict=True)):
-        mask_BT[b, : len(mask)] = torch.tensor(mask)
-        values_BT[b, : len(own)] = torch.tensor(own, dtype=torch.float64)
-        last = max(t for t, inside in enumerate(mask) if inside)
-        rewards_BT[b, last] = row.advantage  # the trajectory's reward, where it is last judged
-    lambda_B = torch.full((len(rows),), spec.gae_lambda, dtype=torch.float64)
+    at, (lines, columns) = places(rows)
+    mask_BT = torch.zeros(lines, columns, dtype=torch.bool)
+    values_BT, rewards_BT = (torch.zeros(lines, columns, dtype=torch.float64) for _ in range(2))
+    reward_B = torch.zeros(lines, dtype=torch.float64)
+    for row, own, mask, (b, start) in zip(rows, values, judged, at, strict=True):
+        mask_BT[b, start : start + len(mask)] = torch.tensor(mask)
+        values_BT[b, start : start + len(own)] = torch.tensor(own, dtype=torch.float64)
+        reward_B[b] = row.advantage
+    last_B = (mask_BT * torch.arange(columns)).argmax(-1)
+    rewards_BT[torch.arange(lines), last_B] = reward_B
+    lambda_B = torch.full((lines,), spec.gae_lambda, dtype=torch.float64)
     if spec.length_adaptive is not None:
         lambda_B = adaptive_lambda(mask_BT, spec.length_adaptive)
     advantages_BT, returns_BT = gae(rewards_BT, values_BT, mask_BT, spec.discount, lambda_B)
@@ -144,9 +123,10 @@ def _estimated(
         returns_BT = gae(rewards_BT, values_BT, mask_BT, spec.discount, other_B)[1]
     if spec.whiten:
         advantages_BT = whitened(advantages_BT, mask_BT)
-    lengths = [len(row.ids) for row in rows]
-    by_row = ([own[:n] for n, own in zip(lengths, x.tolist(), strict=True)] for x in (advantages_BT, returns_BT))
-    advantages, returns = by_row
+    by_line = [x.tolist() for x in (advantages_BT, returns_BT)]
+    advantages, returns = (
+        [x[b][start : start + len(row.ids)] for row, (b, start) in zip(rows, at, strict=True)] for x in by_line
+    )
     return advantages, returns
 
 
@@ -163,7 +143,7 @@ def _held(values: list[float], first: list[bool], mask: list[bool]) -> list[floa
     return held
 
 
-def _explained(rows: Sequence[TrainingRow], returns: Sequence[list[float]], values: Sequence[list[float]]) -> float:
+def explained(rows: Sequence[TrainingRow], returns: Sequence[list[float]], values: Sequence[list[float]]) -> float:
     """Return the share of the returns' variance that the values explain; 0 where there is none to explain."""
     given = [
         (g, v)

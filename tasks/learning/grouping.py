@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev, stdev
 
 FLAT = 1e-6
@@ -97,6 +97,21 @@ def by_group(rewarded: Rewarded, rule: Rule) -> Values:
         for i, advantage in zip(indices, rule(values, tokens), strict=True):
             result[i] = advantage
     return result
+
+
+def outliers_cut(rewarded: Rewarded, most: float) -> Rewarded:
+    """Return the rewards, each at most so many of its group's sample standard deviations from the group's mean.
+
+    Both are of the rewards before the cut; a group without variance stays as it is.
+    """
+    rewards = list(rewarded.rewards)
+    for indices in rewarded.members().values():
+        values = [rewarded.value(i) for i in indices]
+        if varies(values):
+            mean, reach = fmean(values), most * stdev(values)
+            for i, value in zip(indices, values, strict=True):
+                rewards[i] = max(mean - reach, min(mean + reach, value))
+    return replace(rewarded, rewards=rewards)
 
 
 def visits(rewarded: Rewarded, indices: Sequence[int]) -> dict[Hashable, list[tuple[int, int]]]:

@@ -29,7 +29,8 @@ def selected_logprobs(
     return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
 
-def _arithmetic(hidden: Tensor) -> torch.dtype:
+def arithmetic(hidden: Tensor) -> torch.dtype:
+    """Return the type that projections are computed in."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
 
@@ -39,7 +40,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = _arithmetic(hidden_ND)
+        dtype = arithmetic(hidden_ND)
         weight = weight_VD.to(dtype)
         count = len(targets_N)
         logprobs_N, entropy_N, norm_N = (torch.empty(count, device=hidden_ND.device) for _ in range(3))

@@ -12,20 +12,17 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from specs.algorithms import Optimizer
 from specs.errors import StateError, TrainingError
+from specs.optimizer import Optimizer
+from tasks.learning.batching import Mean, batch_of, by_row, drift, finish, padded, row_weights, spread
 from tasks.learning.head import selected_logprobs
 from tasks.learning.microbatches import MicroBatch, micro_batches
 from tasks.learning.optimizers import learning_rate_at, optimizers_for
 from tasks.learning.rows import TrainingRow
+from tasks.learning.teaching import Distiller
 from tasks.policy.llama import Llama
-from tasks.tensors import Batch, Loss, token_weights
-
-Aggregation = Literal["token", "sequence", "sequence_sum", "turn", "absolute_token", "absolute_sequence"]
-"""Mean over tokens; over rows of their mean, or of their sum; over turns of their mean; over tokens or rows, the rows' own
-weights taken as they are."""
-Mean = Aggregation | int
-"""How tokens become one number; a number of tokens is a fixed budget that each row is divided by."""
+from tasks.policy.lora import Merged, adapters
+from tasks.tensors import Batch, Loss
 
 
 @dataclass(slots=True)
@@ -47,6 +44,19 @@ class StepReport:
 Guard = Callable[[StepReport], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Further rows of a step: a loss and a mean of their own; their gradients join those of the step's main rows."""
+
+    rows: Sequence[TrainingRow]
+    loss: Loss
+    mean: Mean = "token"
+    name: str = "also"
+    """First part of the names of its metrics."""
+    distiller: Distiller | None = None
+    """Compares its rows with teachers over the vocabulary, where the loss reads that."""
+
+
 class Learner:
     """Owns the optimisers of a model. Deterministic: the same rows in the same order give the same weights."""
 
@@ -65,11 +75,14 @@ class Learner:
         self.step_index = 0
         """Steps asked for so far, those without an update included; the schedule follows it."""
         self.updates = 0
+        self.distiller: Distiller | None = None
+        """Compares the rows with teachers over the whole vocabulary, where a stage does."""
         self._spec = optimizer
         self._device = torch.device(device)
         self._bf16 = precision == "bf16"
         self._tokens = micro_batch_tokens
         self._entropy_gradient = False
+        self._merged: Merged | None = None
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._parameters = [p for _, p in named]
         self._optimizers = optimizers_for(optimizer, named)
@@ -83,8 +96,9 @@ class Learner:
         guard: Guard | None = None,
         keep_logprobs: bool = False,
         entropy_gradient: bool = False,
+        also: Sequence[Component] = (),
     ) -> StepReport:
-        """Take one optimiser step on all rows together.
+        """Take one optimiser step on all rows together, and on those of further components.
 
         No update happens where nothing trains or the gradient is zero. `guard` sees the report before the update and
         may raise. `entropy_gradient`: the loss has a term in the entropies. Raises TrainingError, and leaves the weights
@@ -100,10 +114,28 @@ class Learner:
             self._entropy_gradient = entropy_gradient
             self._accumulate(rows, weights, loss, report, keep_logprobs=keep_logprobs)
             self._entropy_gradient = False
+        found = [self._add(component, report) for component in also]
+        if float(weights.sum()) > 0 or any(found):
             self._update(report, guard)
         self.step_index += 1
         self.model.zero_grad(set_to_none=True)
         return report
+
+    def _add(self, component: Component, report: StepReport) -> bool:
+        """Add a component's gradients and figures; return whether anything of it trains."""
+        weights = row_weights(component.rows, component.mean)
+        if float(weights.sum()) <= 0:
+            return False
+        own, kept = StepReport(updated=False), self.distiller
+        self.distiller = component.distiller
+        self._accumulate(component.rows, weights, component.loss, own, keep_logprobs=False)
+        self.distiller = kept
+        report.loss += own.loss
+        report.tokens += own.tokens
+        report.trained_tokens += own.trained_tokens
+        report.metrics |= {f"{component.name}_{n}": v for n, v in own.metrics.items()}
+        report.metrics[f"{component.name}_loss"] = own.loss
+        return True
 
     def _accumulate(
         self, rows: Sequence[TrainingRow], weights: Tensor, loss: Loss, report: StepReport, *, keep_logprobs: bool
@@ -112,23 +144,20 @@ class Learner:
         sums: dict[str, Tensor] = {}
         kept: dict[int, list[float]] = {}
         for micro in micro_batches(rows, self._tokens, share=True):
-            logprobs_N, entropy_N = self._forward(self.model, rows, micro)
-            batch = _batch(rows, micro, weights, logprobs_N, entropy_N)
+            batch = self._read(rows, micro, weights)
             output = loss(batch)
             output.loss.backward()
             total += output.loss.detach().float()
             means = {name: value / whole for name, value in output.metrics.items()}
-            for name, value in (means | _drift(batch)).items():
+            for name, value in (means | output.own | drift(batch)).items():
                 sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value
             report.tokens += micro.tokens
             report.trained_tokens += len(micro.targets_N)
             if keep_logprobs:
-                kept |= _by_row(micro, batch.logprobs_BT.detach())
+                kept |= by_row(micro, batch.logprobs_BT.detach())
         report.loss = float(total)
-        report.metrics = _finish({name: float(value) for name, value in sums.items()}, report.trained_tokens)
-        report.logprobs = (
-            [_padded(kept.get(i, []), len(row.ids)) for i, row in enumerate(rows)] if keep_logprobs else []
-        )
+        report.metrics = finish({name: float(value) for name, value in sums.items()}, report.trained_tokens)
+        report.logprobs = [padded(kept.get(i, []), len(row.ids)) for i, row in enumerate(rows)] if keep_logprobs else []
 
     def _update(self, report: StepReport, guard: Guard | None) -> None:
         if not math.isfinite(report.loss):
@@ -154,10 +183,27 @@ class Learner:
         report.updated = True
         self.updates += 1
 
+    def _read(self, rows: Sequence[TrainingRow], micro: MicroBatch, weights: Tensor) -> Batch:
+        """Return the batch of a forward pass; where there is a distiller, with what it found."""
+        if self.distiller is None or all(rows[i].distill is None for i in micro.rows):
+            return batch_of(rows, micro, weights, *self._forward(self.model, rows, micro))
+        states_ND = self._states(self.model, micro)
+        with self._autocast():
+            found = self.distiller(rows, micro, states_ND, self.model.head_weight)
+        alone = self.distiller.alone
+        read = (found.logprobs_N, found.entropy_N) if alone else self._heads(self.model, states_ND, rows, micro)
+        batch = batch_of(rows, micro, weights, *read)
+        batch.distilled, batch.distill_figures = found.loss, found.figures
+        return batch
+
     def _forward(self, model: Llama, rows: Sequence[TrainingRow], micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies of the trained tokens, at each row's temperature."""
+        return self._heads(model, self._states(model, micro), rows, micro)
+
+    def _heads(
+        self, model: Llama, states_ND: Tensor, rows: Sequence[TrainingRow], micro: MicroBatch
+    ) -> tuple[Tensor, Tensor]:
         move = self._device
-        states_ND = self._states(model, micro)
         with self._autocast():
             temperatures = torch.tensor([rows[i].temperature for i in micro.rows])
             if bool((temperatures != 1.0).any()):
@@ -181,18 +227,46 @@ class Learner:
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._bf16)
 
     @torch.no_grad()
+    def divergences(self, rows: Sequence[TrainingRow]) -> list[list[float]]:
+        """Return by row what the distiller finds at each token, 0.0 where nothing trains."""
+        distiller = self.distiller
+        assert distiller is not None, "a divergence needs teachers"
+
+        def found(micro: MicroBatch) -> Tensor:
+            with self._autocast():
+                return distiller(rows, micro, self._states(self.model, micro), self.model.head_weight).divergence_N
+
+        return self._by_token(rows, found)
+
+    @torch.no_grad()
     def logprobs(self, rows: Sequence[TrainingRow], model: Llama | None = None) -> list[list[float]]:
         """Return by row the logprobs under the model (or another), 0.0 where nothing trains."""
-        found: dict[int, list[float]] = {}
         asked = model or self.model
+        return self._by_token(rows, lambda micro: self._forward(asked, rows, micro)[0])
+
+    @torch.no_grad()
+    def entropies(self, rows: Sequence[TrainingRow]) -> list[list[float]]:
+        """Return by row the entropies of the model's distributions, 0.0 where nothing trains."""
+        return self._by_token(rows, lambda micro: self._forward(self.model, rows, micro)[1])
+
+    def _by_token(self, rows: Sequence[TrainingRow], found: Callable[[MicroBatch], Tensor]) -> list[list[float]]:
+        """Return by row what is found at the trained tokens of each forward pass, 0.0 elsewhere."""
+        gathered: dict[int, list[float]] = {}
         for micro in micro_batches(rows, self._tokens, share=True):
-            logprobs_N, _ = self._forward(asked, rows, micro)
-            found |= _by_row(micro, _spread(logprobs_N, micro))
-        return [_padded(found.get(i, []), len(row.ids)) for i, row in enumerate(rows)]
+            gathered |= by_row(micro, spread(found(micro), micro))
+        return [padded(gathered.get(i, []), len(row.ids)) for i, row in enumerate(rows)]
+
+    def plain(self) -> Llama:
+        """Return a model without adapters that gives what this one gives now: for samplers and files."""
+        if not adapters(self.model):
+            return self.model
+        if self._merged is None:
+            self._merged = Merged(self.model)
+        return self._merged.refresh()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
-        """Return everything that the next step depends on: weights, optimisers, counts, torch's generator."""
-        tensors = {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
+        """Return everything that the next step depends on: weights that train, optimisers, counts, torch's generator."""
+        tensors = {f"model.{n}": p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
         tensors |= {f"buffer.{n}": b for n, b in self.model.named_buffers() if n in self.model.state_dict()}
         for i, optimizer in enumerate(self._optimizers):
             for index, values in optimizer.state_dict()["state"].items():
@@ -203,7 +277,7 @@ class Learner:
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], data: dict[str, object]) -> None:
         """Take over what `state` returned. StateError where it belongs to another model or schedule."""
-        own = dict(self.model.named_parameters()) | {
+        own = {n: p for n, p in self.model.named_parameters() if p.requires_grad} | {
             n: b for n, b in self.model.named_buffers() if n in self.model.state_dict()
         }
         saved = {n.split(".", 1)[1]: t for n, t in tensors.items() if n.startswith(("model.", "buffer."))}
@@ -226,117 +300,3 @@ class Learner:
         torch.set_rng_state(tensors["generator"].to(torch.uint8).cpu())
         self.step_index = cast(int, data["step"])
         self.updates = cast(int, data["updates"])
-
-
-def row_weights(rows: Sequence[TrainingRow], aggregation: Mean) -> Tensor:
-    """Return per-token weights (rows, longest row); all zeros where nothing trains.
-
-    Those of `token`, `sequence` and `turn` sum to 1 over the step. Elsewhere the rows' own weights stand in no denominator.
-    Where rows are counted, those of one trajectory count as one together.
-    """
-    if not rows:
-        return torch.zeros(0, 0)
-    mask = torch.zeros(len(rows), max(len(r.ids) for r in rows), dtype=torch.bool)
-    for i, row in enumerate(rows):
-        mask[i, : len(row.mask)] = torch.tensor(row.mask)
-    match aggregation:
-        case "absolute_token":
-            weights = token_weights(mask, "token")
-        case "absolute_sequence":
-            weights = token_weights(mask, "sequence")
-        case _:
-            weights = token_weights(mask, aggregation)
-    if all(row.weight == 1.0 and row.contexts == 1 for row in rows):
-        return weights
-    weights = weights * torch.tensor([row.weight for row in rows])[:, None]
-    if aggregation in ("sequence", "absolute_sequence"):
-        weights = weights * torch.tensor([1 / row.contexts for row in rows])[:, None]
-    if aggregation in ("sequence_sum", "absolute_sequence") or isinstance(aggregation, int):
-        counted = [row for row in rows if isinstance(aggregation, int) or row.trained]
-        weights = weights * len(counted) / max(1e-9, sum(1 / row.contexts for row in counted))
-    if aggregation not in ("token", "sequence", "turn"):
-        return weights
-    return weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-
-
-def _batch(
-    rows: Sequence[TrainingRow], micro: MicroBatch, weights: Tensor, logprobs_N: Tensor, entropy_N: Tensor
-) -> Batch:
-    device, columns = logprobs_N.device, micro.shape[1]
-    chosen = [rows[i] for i in micro.rows]
-
-    def column(values: list[list[float] | None]) -> Tensor | None:
-        if any(v is None for v in values):
-            return None
-        padded = [_padded(v or [], columns) for v in values]
-        return torch.tensor(padded, dtype=torch.float32, device=device)
-
-    advantages = torch.tensor([r.advantage for r in chosen], device=device)[:, None].expand(micro.shape)
-    by_token = column([r.advantages for r in chosen])
-    paired = any(r.pair for r in chosen)
-    return Batch(
-        logprobs_BT=_spread(logprobs_N, micro),
-        weights_BT=weights[micro.rows, :columns].to(device),
-        sampler_logprobs_BT=column([r.sampler_logprobs for r in chosen]),
-        old_logprobs_BT=column([r.old_logprobs for r in chosen]),
-        reference_logprobs_BT=column([r.reference_logprobs for r in chosen]),
-        advantages_BT=advantages if by_token is None else by_token,
-        corrections_BT=column([r.corrections for r in chosen]),
-        entropy_BT=_spread(entropy_N, micro),
-        preferred_B=torch.tensor([r.preferred for r in chosen], device=device) if paired else None,
-        pairs_P2=_pairs(chosen).to(device) if paired else None,
-        baselines_B=torch.tensor([r.baseline for r in chosen], device=device) if paired else None,
-    )
-
-
-def _pairs(chosen: Sequence[TrainingRow]) -> Tensor:
-    """Return (P, 2): the rows of the preferred and the rejected side of each pair."""
-    sides: dict[str, list[int]] = {}
-    for b, row in enumerate(chosen):
-        sides.setdefault(row.pair, [-1, -1])[0 if row.preferred else 1] = b
-    assert all(min(pair) >= 0 for pair in sides.values()), "a pair needs both its sides in one forward pass"
-    return torch.tensor(list(sides.values()), dtype=torch.long).view(-1, 2)
-
-
-def _spread(values_N: Tensor, micro: MicroBatch) -> Tensor:
-    """Return (B, T) with the values in their cells and 0 elsewhere."""
-    rows, columns = micro.shape
-    flat = torch.zeros(rows * columns, dtype=values_N.dtype, device=values_N.device)
-    return flat.index_put((micro.cells_N.to(values_N.device),), values_N).view(rows, columns)
-
-
-def _padded(values: list[float], length: int) -> list[float]:
-    return values[:length] + [0.0] * (length - len(values))
-
-
-def _by_row(micro: MicroBatch, values_BT: Tensor) -> dict[int, list[float]]:
-    return dict(zip(micro.rows, values_BT.tolist(), strict=True))
-
-
-@torch.no_grad()
-def _drift(batch: Batch) -> dict[str, Tensor]:
-    """Return sums over trained tokens: entropy, and what separates the trainer's logprobs from the sampler's."""
-    mask_BT = batch.weights_BT > 0
-    sums: dict[str, Tensor] = {}
-    if batch.entropy_BT is not None:
-        sums["entropy"] = batch.entropy_BT.detach().sum()
-    if batch.sampler_logprobs_BT is not None:
-        d_BT = torch.where(mask_BT, batch.logprobs_BT - batch.sampler_logprobs_BT, 0.0).clamp(-20.0, 20.0)
-        ratio_BT = torch.where(mask_BT, d_BT.exp(), 0.0)
-        sums["logprob_gap"] = d_BT.abs().sum()
-        sums["sampler_kl_k3"] = (torch.where(mask_BT, d_BT.exp() - 1, 0.0) - d_BT).sum()
-        sums["_ratio"] = ratio_BT.sum()
-        sums["_ratio_squared"] = (ratio_BT * ratio_BT).sum()
-    return sums
-
-
-def _finish(sums: dict[str, float], tokens: int) -> dict[str, float]:
-    """Turn sums over tokens into means; `ess` is the effective share of tokens under the ratio to the sampler."""
-    count = max(1, tokens)
-    for name in ("entropy", "logprob_gap", "sampler_kl_k3"):
-        if name in sums:
-            sums[name] /= count
-    ratio, squared = sums.pop("_ratio", None), sums.pop("_ratio_squared", None)
-    if ratio is not None and squared:
-        sums["ess"] = ratio * ratio / (squared * count)
-    return sums

@@ -50,7 +50,7 @@ class _Sequence:
 def micro_batches(rows: Sequence[TrainingRow], max_tokens: int, *, share: bool) -> list[MicroBatch]:
     """Return the forward passes of a step: sequences of like length together, at most `max_tokens` padded tokens.
 
-    A row longer than that stands alone, and so do the two of a pair. Rows without a trained token are left out.
+    A row longer than that stands alone, and so do those of a pair or a unit. Rows without a trained token are left out.
     """
     result: list[MicroBatch] = []
     current: list[_Sequence] = []
@@ -67,10 +67,11 @@ def micro_batches(rows: Sequence[TrainingRow], max_tokens: int, *, share: bool) 
 
 
 def _units(rows: Sequence[TrainingRow], sequences: list[_Sequence]) -> list[list[_Sequence]]:
-    """Return what must stand in one forward pass, shortest first: a sequence, or those of a pair."""
+    """Return what must stand in one forward pass, shortest first: a sequence, or those of a pair or a unit."""
     units: dict[object, list[_Sequence]] = {}
     for item in sequences:
-        units.setdefault(rows[item.rows[0]].pair or item.rows, []).append(item)
+        first = rows[item.rows[0]]
+        units.setdefault(first.pair or first.unit or item.rows, []).append(item)
     key = [((u[0].prefix > 0, max(s.length for s in u), u[0].rows), u) for u in units.values()]
     return [u for _, u in sorted(key, key=lambda k: k[0])]
 
@@ -79,7 +80,7 @@ def _sequences(rows: Sequence[TrainingRow], max_tokens: int, *, share: bool) -> 
     groups: dict[object, list[int]] = {}
     for i, row in enumerate(rows):
         if row.trained:
-            groups.setdefault(row.group if share and row.group else i, []).append(i)
+            groups.setdefault(row.group if share and row.group and not row.unit else i, []).append(i)
     result: list[_Sequence] = []
     for members in groups.values():
         prefix = _shared_prefix([rows[i] for i in members]) if len(members) > 1 else 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from specs.algorithms import Optimizer
+from specs.optimizer import Optimizer
 from tasks.learning.muon import Muon
 
 

@@ -1,10 +1,12 @@
 """From trajectories to rows that train: mask by who wrote a token, truncation, and the report of both."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from specs.errors import DataError, TrainingError
 from specs.records import NOT_TRAINED, Source, Trajectory
+from tasks.protocols import TokenScores
 
 
 @dataclass(slots=True)
@@ -33,12 +35,32 @@ class TrainingRow:
     reference_logprobs: list[float] | None = None
     corrections: list[float] | None = None
     """Constant weights of the tokens for the sampler's difference from the trainer."""
+    teacher_logprobs: list[float] | None = None
+    """A teacher's logprobs of the tokens, NaN where it says nothing."""
     pair: str = ""
     """Both rows of a pair have its name and stay in one forward pass."""
+    unit: str = ""
+    """Rows of one unit stay in one forward pass: the contexts of a trajectory, where a loss needs them together."""
     preferred: bool = False
-    """Chosen and not rejected, in a pair."""
+    """Chosen and not rejected, in a pair; wanted, where it stands alone."""
+    alone: bool = False
+    """Wanted or not without a partner."""
     baseline: float = 0.0
     """What the row's log-ratio is compared with (KTO)."""
+    start: int = 0
+    """Where the row begins in its trajectory's ids."""
+    scores: list[TokenScores] | None = None
+    """What each teacher says of its tokens."""
+    teacher_weights: list[float] | None = None
+    """Weights of the teachers, summing to 1; 0: not asked about this row."""
+    distill: list[float] | None = None
+    """Weights of its tokens in the distillation term; those of all rows of a step sum to 1."""
+    target: float | None = None
+    """Share of a soft target over the candidates of a list, all of which have the same `pair`."""
+    stale: bool = False
+    """Not of the policy that is being updated: of an earlier step, or a demonstration."""
+    importance: float = 1.0
+    """Weight of an unequal draw; the policy's term alone is multiplied by it."""
     trained: int = field(init=False)
     """How many tokens train."""
     length: int = field(init=False)
@@ -165,6 +187,13 @@ def check_rows(report: RowReport, max_length: int) -> None:
             )
 
 
+def behind(prefix: list[int], row: TrainingRow) -> TrainingRow:
+    """Return the row with a prefix before it, which never trains."""
+    by_token = ("sampler", "old", "reference", "teacher")
+    unset: Any = {"advantages": None, "corrections": None} | {f"{n}_logprobs": None for n in by_token}
+    return replace(row, ids=[*prefix, *row.ids], mask=[False] * len(prefix) + row.mask, start=0, **unset)
+
+
 def merge_reports(reports: Iterable[RowReport]) -> RowReport:
     """Return one report of several sets."""
     merged = RowReport()
@@ -229,6 +258,7 @@ def _rows(
             ids=trajectory.ids[start:end],
             mask=mask,
             temperature=float(trajectory.sampling.get("temperature", 1.0)) if behaviour else 1.0,
+            start=start,
             group=trajectory.group if number == 0 else f"{trajectory.group}/{number}",
             sampler_logprobs=trajectory.logprobs[start:end] if behaviour else None,
             advantages=None if advantages is None else advantages[start:end],

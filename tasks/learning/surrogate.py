@@ -138,7 +138,12 @@ def kl_k3_plus(logprobs_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor) -> Te
     return kl_k3(logprobs_BT.detach(), reference_BT, mask_BT) + k2_BT - k2_BT.detach()
 
 
-def row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return (B, 1) means over the trained tokens of each trajectory; 0 where there is none."""
-    kept_BT = torch.where(mask_BT, values_BT, 0.0)
-    return kept_BT.sum(-1, keepdim=True) / mask_BT.sum(-1, keepdim=True).clamp(min=1)
+def row_means(values_BT: Tensor, mask_BT: Tensor, units_B: Tensor | None = None) -> Tensor:
+    """Return (B, 1) means over the trained tokens of each trajectory; 0 where there is none.
+
+    `units_B`: the trajectory of each row, where several rows may be of one.
+    """
+    sums_B, counts_B = torch.where(mask_BT, values_BT, 0.0).sum(-1), mask_BT.sum(-1)
+    if units_B is not None:
+        sums_B, counts_B = (torch.zeros_like(x).index_add(0, units_B, x)[units_B] for x in (sums_B, counts_B))
+    return (sums_B / counts_B.clamp(min=1))[:, None]

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from specs.algorithms import SupervisedBatch
+from specs.supervised import SupervisedBatch
 
 JITTER = 0.13
 """Rows are sorted by length times a random factor of up to 1 + this, so that neighbours differ by epoch."""

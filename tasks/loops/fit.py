@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specs.errors import Interrupted, StateError, TrainingError
+from tasks.learning.batching import Aggregation
 from tasks.learning.checkpoints import Checkpointer, Pace
-from tasks.learning.learner import Aggregation, Learner, StepReport
+from tasks.learning.learner import Learner, StepReport
 from tasks.learning.rows import TrainingRow
 from tasks.tensors import Loss
 

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Literal
 
-from specs.policy_gradient import DAPO, REINFORCE, PolicyGradientAlgorithm, TurnCredit, ValueBased
+from specs.algorithms import PolicyGradientAlgorithm
+from specs.group_relative import DAPO, REINFORCE
 from specs.records import Trajectory
+from specs.turn_credit import TurnCredit
+from specs.value_based import ValueBased
 from tasks.episodes.driver import identical_completions
 from tasks.learning.algorithms import policy_gradient_for, turn_advantages_for
 from tasks.learning.algorithms.dapo import penalty
 from tasks.learning.algorithms.reinforce import next_mean
-from tasks.learning.grouping import FLAT, GroupCounts, Rewarded, TurnValues, Walk, count_groups, varies
+from tasks.learning.grouping import FLAT, GroupCounts, Rewarded, TurnValues, Walk, count_groups, outliers_cut, varies
 
 
 @dataclass(slots=True)
@@ -58,6 +61,8 @@ def group_stats(
         running_mean,
         [walk_of(t, spec.anchor) for t in trajectories] if isinstance(spec, TurnCredit) else (),
     )
+    if spec.clip_rewards is not None:
+        rewarded = outliers_cut(rewarded, spec.clip_rewards)
     values = policy_gradient_for(spec)[1](rewarded)
     stats = GroupStats({}, count_groups(rewarded), 0, 0, 0)
     by_turn = turn_advantages_for(spec)

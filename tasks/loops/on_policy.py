@@ -9,18 +9,29 @@ from typing import Any
 
 from torch import Tensor
 
+from specs.algorithms import PolicyGradientAlgorithm
 from specs.errors import Interrupted, TrainingError
-from specs.policy_gradient import DAPO, PolicyGradientAlgorithm, TurnCredit, ValueBased
+from specs.group_relative import DAPO
 from specs.records import Trajectory
+from specs.self_teaching import SelfTaught
+from specs.turn_credit import TurnCredit
+from specs.value_based import ValueBased
 from tasks.learning.checkpoints import Pace
 from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
+from tasks.learning.replay import PREFIX
 from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import Arena
+from tasks.loops.curriculum import CurriculumOrder
 from tasks.loops.fit import Hooks
 from tasks.loops.groups import GroupStats, overlong_figures, rollout_figures
 from tasks.loops.order import ProblemOrder
+from tasks.loops.replayed import Extra, Mixture
 from tasks.loops.resampling import StepRollouts, draw_step
+from tasks.loops.self_teaching import PREFIX as FROZEN
+from tasks.loops.self_teaching import SelfTeaching
+from tasks.loops.teacher_terms import Term
+from tasks.loops.token_lessons import Panel
 from tasks.loops.updates import StepRows, left_out, update
 from tasks.policy.llama import Llama
 
@@ -36,7 +47,7 @@ class OnPolicy:
     """A policy-gradient stage: what is fixed before its first step."""
 
     spec: PolicyGradientAlgorithm
-    problems: ProblemOrder
+    problems: ProblemOrder | CurriculumOrder
     seed: int
     max_length: int
     load_weights: Callable[[int], None]
@@ -45,6 +56,12 @@ class OnPolicy:
     """Frozen copy of the policy the stage started from; needed where `kl_coef` is above 0."""
     critic: CriticLearner | None = None
     """Gives the advantages, where the algorithm has one."""
+    mixture: Mixture | None = None
+    """Gives what trains beside the fresh rollouts, where the algorithm replays."""
+    teaching: SelfTeaching | None = None
+    """The self that teaches, where the algorithm has one."""
+    panel: Panel | None = None
+    """The teachers, where the algorithm has a distillation term."""
     keep: Callable[[int, list[Trajectory]], None] | None = None
     """Takes each step's rollouts."""
     before_save: Callable[[int], None] | None = None
@@ -70,13 +87,15 @@ class OnPolicyReport:
     dropped: dict[str, int] = field(default_factory=dict)
     missing_logprobs: int = 0
     """Tokens that did not train, as the sampler gave no logprob."""
+    replay_left: dict[str, int] = field(default_factory=dict)
+    """Reason -> trajectories that the replay buffer did not take in, or that have left it."""
     notes: list[str] = field(default_factory=list)
     probe: list[TrainingRow] = field(default_factory=list)
     """A few rows of the last step, to try a saved policy on."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a checkpoint; notes and probe belong to the attempt and stay out."""
-        names = "curve flat_run running_mean draws rollouts policy_tokens trained_tokens skipped_steps dropped missing_logprobs"
+        names = "curve flat_run running_mean draws rollouts policy_tokens trained_tokens skipped_steps dropped missing_logprobs replay_left"
         return {name: getattr(self, name) for name in names.split()}
 
     def take(self, data: dict[str, Any]) -> None:
@@ -102,7 +121,7 @@ def train_policy_gradient(
         )
     _resume(learner, stage, report, hooks)
     order, pace = stage.problems, Pace(hooks.checkpoint_seconds)
-    for rounds in report.draws:
+    for rounds in report.draws if isinstance(order, ProblemOrder) else ():
         for count in rounds:
             order.draw(count)
     while len(report.curve) < spec.steps:
@@ -126,6 +145,11 @@ def _rollouts(
 ) -> tuple[StepRollouts, float]:
     began = time.monotonic()
     stage.load_weights(step)
+    if stage.teaching is not None:
+        drawn = stage.teaching.draw(arena, stage.problems.draw, seed=stage.seed, step=step, stop=hooks.stop)
+        if stage.keep is not None:
+            stage.keep(step, [*drawn.collected.trajectories, *drawn.beside])
+        return drawn, time.monotonic() - began
     drawn = draw_step(
         arena,
         stage.spec,
@@ -158,7 +182,23 @@ def _train(
             f"{spec.max_truncated:g}; raise agent.max_new_tokens or policy.init.max_length"
         )
     rows, dropped = _rows(stage, drawn)
+    fresh, extra = list(rows.rows), _extra(learner, stage, drawn, step)
+    rows.rows += extra.rows
+    if stage.teaching is not None:
+        lesson = stage.teaching.teach(learner, rows.rows, drawn, step, stage.max_length)
+        spec, rows.also = lesson.spec, lesson.components
+        figures |= lesson.figures
+        left_out(report.dropped, lesson.dropped)
+    if spec.distill is not None:
+        assert stage.panel is not None, "distill needs teachers"
+        rows.term = Term(spec.distill, stage.panel, {t.id: t for t in trajectories}, step, spec.steps)
     done = update(learner, rows, spec, stage.reference, max_length=stage.max_length, step=step, critic=stage.critic)
+    if stage.mixture is not None:
+        stage.mixture.learn(extra, step, fresh, trajectories)
+        report.replay_left = stage.mixture.left
+    if isinstance(stage.problems, CurriculumOrder):
+        stage.problems.learn([*trajectories, *drawn.beside])
+        figures |= stage.problems.figures()
     left_out(report.dropped, dropped, done.dropped)
     report.draws.append(drawn.rounds)
     report.running_mean = stats.running_mean
@@ -167,7 +207,11 @@ def _train(
     report.rollouts += len(trajectories)
     report.policy_tokens += drawn.collected.policy_tokens
     report.trained_tokens += done.trained_tokens
-    figures |= done.figures
+    figures |= done.figures | extra.figures
+    if stage.teaching is not None:
+        figures |= stage.teaching.learn(learner, figures, step)
+        report.rollouts += len(drawn.beside)
+        report.policy_tokens += sum(t.policy_tokens for t in drawn.beside)
     report.curve.append(figures)
     report.missing_logprobs += done.missing_logprobs
     report.probe = rows_from(trajectories[:PROBE], max_length=stage.max_length, truncated="score")[0]
@@ -195,13 +239,24 @@ def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int
     )
     unmoved = set[str]() if isinstance(spec, DAPO) and spec.resample is not None else set(stats.unmoved)
     advantages, turns = dict(stats.advantages), dict(stats.turn_advantages)
-    if spec.kl_coef > 0 or spec.entropy_coef != 0:
+    on_all = isinstance(spec, SelfTaught) and spec.form == "gated"
+    if spec.kl_coef > 0 or spec.entropy_coef != 0 or spec.distill is not None or on_all:
         advantages |= dict.fromkeys(unmoved, 0.0)
         turns |= {t.id: [0.0] * len(t.turns) for t in found if t.id in unmoved} if isinstance(spec, TurnCredit) else {}
         unmoved = set()
     rows, made = make([t for t in found if t.id in advantages], advantages=advantages, turn_advantages=turns or None)
     counted, _ = make([t for t in found if t.id in unmoved])
     return StepRows(rows, len({row.trajectory for row in counted})), made.dropped
+
+
+def _extra(learner: Learner, stage: OnPolicy, drawn: StepRollouts, step: int) -> Extra:
+    """Return what the step trains on beside its fresh rows."""
+    if stage.mixture is None:
+        return Extra()
+    spec, silent = stage.spec, len(drawn.stats.unmoved)
+    if isinstance(spec, DAPO) and spec.resample is not None:
+        silent = drawn.short * spec.group_size  # the others have been replaced
+    return stage.mixture.extra(learner, step, silent)
 
 
 def _flat_message(spec: PolicyGradientAlgorithm, stats: GroupStats, steps: int) -> str:
@@ -226,6 +281,12 @@ def _resume(learner: Learner, stage: OnPolicy, report: OnPolicyReport, hooks: Ho
     learner.load_state(_part(found.tensors, ""), found.data["learner"])
     if stage.critic is not None:
         stage.critic.load_state(_part(found.tensors, _CRITIC), found.data["critic"])
+    if stage.teaching is not None:
+        stage.teaching.load_state(found.tensors, found.data["teaching"])
+    if stage.mixture is not None:
+        stage.mixture.load_state(found.tensors, found.data["replay"])
+    if isinstance(stage.problems, CurriculumOrder):
+        stage.problems.load_state(found.data["curriculum"])
     report.take(found.data["report"])
     _log.info("went on from step %d", found.step)
 
@@ -233,7 +294,7 @@ def _resume(learner: Learner, stage: OnPolicy, report: OnPolicyReport, hooks: Ho
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors of the critic under their own names, or those that are not the critic's."""
     if not prefix:
-        return {n: t for n, t in tensors.items() if not n.startswith(_CRITIC)}
+        return {n: t for n, t in tensors.items() if not n.startswith((_CRITIC, PREFIX, FROZEN))}
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
@@ -248,5 +309,13 @@ def _save(learner: Learner, report: OnPolicyReport, stage: OnPolicy, hooks: Hook
     if stage.critic is not None:
         own, data["critic"] = stage.critic.state()
         tensors |= {f"{_CRITIC}{name}": value for name, value in own.items()}
+    if stage.teaching is not None:
+        own, data["teaching"] = stage.teaching.state()
+        tensors |= own
+    if stage.mixture is not None:
+        own, data["replay"] = stage.mixture.state()
+        tensors |= own
+    if isinstance(stage.problems, CurriculumOrder):
+        data["curriculum"] = stage.problems.state()
     hooks.checkpointer.save(len(report.curve), tensors, data)
     pace.saved(time.monotonic() - began)

@@ -3,7 +3,40 @@
 import random
 from collections.abc import Mapping, Sequence
 
+from specs.errors import DataError
 from specs.records import Problem
+
+ADVERSARIAL = "adversarial"
+"""Tag of problems that tempt a policy to do what it must not."""
+Sets = Mapping[str, Sequence[Problem]]
+Weights = Mapping[str, float] | None
+
+
+def with_adversarial(sets: Sets, weights: Weights, share: float) -> tuple[Sets, Weights]:
+    """Return the sets, each split by the tag, and weights that give the adversarial ones this share together.
+
+    Among themselves both parts have the weights of their sets; without weights they count as one set each. DataError where
+    a part is empty.
+    """
+    parts = {
+        tagged: {n: [p for p in s if (ADVERSARIAL in p.tags) is tagged] for n, s in sets.items()}
+        for tagged in (True, False)
+    }
+    split: dict[str, Sequence[Problem]] = {}
+    found: dict[str, float] = {}
+    for tagged, whole in ((True, share), (False, 1 - share)):
+        filled = {n: s for n, s in parts[tagged].items() if s}
+        if not filled:
+            which = "has the tag" if tagged else "is without the tag"
+            raise DataError(
+                f"adversarial: {share:g}: no problem {which} `{ADVERSARIAL}`; set environments.NAME.adversarial to a share "
+                "between 0 and 1, or leave adversarial out"
+            )
+        own = {n: len(s) if weights is None else weights[n] for n, s in filled.items()}
+        for name, problems in filled.items():
+            split[f"{name}/{tagged}"] = problems
+            found[f"{name}/{tagged}"] = whole * own[name] / sum(own.values())
+    return split, found
 
 
 class ProblemOrder:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specs.algorithms import Pairing
 from specs.errors import DataError, TrainingError
+from specs.preference import Pairing
 from specs.records import NOT_TRAINED, Pair, Trajectory
 from tasks.learning.rows import TrainingRow, rows_from
 
@@ -74,7 +74,7 @@ def pair_up(trajectories: Iterable[Trajectory], spec: Pairing) -> PairReport:
     problems: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         members = problems.setdefault(trajectory.problem_id, [])
-        reason = _unusable(trajectory)
+        reason = unusable(trajectory)
         if reason:
             _count(report.unusable, reason)
         else:
@@ -96,6 +96,7 @@ def _of_problem(problem_id: str, members: list[Trajectory], spec: Pairing) -> tu
     lower = bad if spec.rejected == "failed" else ranked[1:]
     if not good or not lower:
         return [], 0, "no_failure" if good else "no_success"
+    assert spec.choose != "alone", "single trajectories are labelled, not paired"
     usable = [good[0], lower[-1]] if spec.choose == "best_worst" else ranked
     found, ties = (
         [(usable[i], usable[j]) for i, j in pairs if usable[i].success and usable[j] in lower]
@@ -198,7 +199,8 @@ def _partners(side: Sequence[int], problems: Sequence[str]) -> dict[int, int]:
     return found
 
 
-def _unusable(trajectory: Trajectory) -> str | None:
+def unusable(trajectory: Trajectory) -> str | None:
+    """Return why a trajectory is on no side; None where it may be."""
     if trajectory.status == "infrastructure":
         return "infrastructure"
     if trajectory.success is None or trajectory.reward is None or not math.isfinite(trajectory.reward):

@@ -5,7 +5,7 @@ from math import comb
 from statistics import fmean, pstdev
 from typing import Any
 
-from specs.policy_gradient import PolicyGradientAlgorithm
+from specs.algorithms import PolicyGradientAlgorithm
 from specs.records import Trajectory
 from tasks.episodes.shards import tool_errors
 from tasks.loops.groups import group_stats

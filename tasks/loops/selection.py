@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specs.algorithms import RFT, RewardWeighted
 from specs.errors import TrainingError
 from specs.records import Trajectory
+from specs.supervised import RFT, RewardWeighted
 from tasks.episodes.shards import tool_errors
 
 

@@ -5,15 +5,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from typing import Protocol
 
+from specs.algorithms import PolicyGradientAlgorithm
 from specs.errors import TrainingError
-from specs.policy_gradient import PPO, SAO, PolicyGradientAlgorithm, TurnPPO, ValueBased
+from specs.group_relative import GSPO
+from specs.value_based import PPO, SAO, TurnPPO, ValueBased
 from tasks.learning.algorithms import loss_for
+from tasks.learning.batching import Mean
 from tasks.learning.correction import correct
 from tasks.learning.critic import CriticLearner, estimate
-from tasks.learning.learner import Learner, Mean, StepReport
+from tasks.learning.learner import Component, Learner, StepReport
 from tasks.learning.rows import TrainingRow
+from tasks.learning.shared_critic import ActorCritic
 from tasks.policy.llama import Llama
+from tasks.tensors import Loss
+
+_OF_SELF = ("teacher_gap", "gate", "redistributed", "taught_loss", "taught_entropy")
+"""Figures of self-teaching."""
+_OF_TEACHERS = ("divergence", "teacher_mass", "policy_mass", "overlap", "bounded", "outside_band")
+"""Figures of a teacher beside the reward."""
+
+
+class Term(Protocol):
+    """A loss that stands beside the algorithm's own."""
+
+    def prepare(self, rows: Sequence[TrainingRow]) -> dict[str, float]:
+        """Give the rows what the term needs, and return figures."""
+        ...
+
+    def join(self, learner: Learner, loss: Loss) -> Loss:
+        """Return the loss with the term; what it sets up in the learner stays until the updates are done."""
+        ...
 
 
 @dataclass(slots=True)
@@ -23,6 +46,10 @@ class StepRows:
     rows: list[TrainingRow]
     unmoved: int = 0
     """Further trajectories, with an advantage of 0: sums over tokens are divided by them too."""
+    also: Sequence[Component] = ()
+    """Further losses of the same update, on rows of their own."""
+    term: "Term | None" = None
+    """A further loss of the same rows, with a denominator of its own."""
 
 
 @dataclass(slots=True)
@@ -63,16 +90,24 @@ def update(
         corrected = correct(rows, learner.logprobs(rows), spec.correction)
         left_out(dropped, corrected.rejected)
         rows, figures = corrected.rows, corrected.figures
+    weigh(rows)
+    if isinstance(spec, GSPO):
+        for row in rows:
+            row.unit = row.trajectory if row.contexts > 1 else ""
     if rows and spec.kl_coef > 0:
         assert reference is not None, "kl_coef > 0 needs a reference"
         for row, values in zip(rows, learner.logprobs(rows, reference), strict=True):
             row.reference_logprobs = values
     _share(rows, spec, batch.unmoved)
+    if batch.term is not None and rows:
+        figures |= batch.term.prepare(rows)
     warm_up = isinstance(spec, ValueBased) and step < spec.critic.warmup_steps
     if isinstance(spec, ValueBased):
-        assert critic is not None, "advantages come from a critic"
-        figures |= _criticise(critic, rows, spec)
-    reports = [] if warm_up else _passes(learner, rows, spec, mean_of(spec, max_length), step)
+        judge = critic or learner
+        assert isinstance(judge, CriticLearner | ActorCritic), "advantages come from a critic"
+        figures |= _criticise(judge, rows, spec, alone=warm_up)
+    idle = warm_up and not isinstance(learner, ActorCritic)
+    reports = [] if idle else _passes(learner, replace(batch, rows=rows), spec, mean_of(spec, max_length), step)
     return Updated(
         updated=any(r.updated for r in reports),
         warm_up=warm_up,
@@ -83,19 +118,35 @@ def update(
     )
 
 
-def _criticise(critic: CriticLearner, rows: list[TrainingRow], spec: PPO | TurnPPO | SAO) -> dict[str, float]:
-    """Give the rows their advantages and let the critic learn; without rows its schedule alone goes on."""
+def _criticise(
+    critic: CriticLearner | ActorCritic, rows: list[TrainingRow], spec: PPO | TurnPPO | SAO, *, alone: bool
+) -> dict[str, float]:
+    """Give the rows their advantages and let the critic learn; without rows its schedule alone goes on.
+
+    One that is a head of the policy learns in the policy's passes; `alone` in them, in its warm-up.
+    """
     if not rows:
-        critic.skip(spec.critic)
+        if isinstance(critic, CriticLearner):
+            critic.skip(spec.critic)
         return {}
     values = critic.values(rows)
     found = estimate(rows, values, spec, by_turn=isinstance(spec, TurnPPO))
+    if isinstance(critic, ActorCritic):
+        return critic.expect(found, values, spec.critic, alone=alone)
     return critic.fit(found.rows, found.returns, values, spec.critic)
 
 
 def trajectories(rows: Sequence[TrainingRow]) -> int:
     """Return of how many trajectories the rows are."""
     return len({row.trajectory or row.id for row in rows})
+
+
+def weigh(rows: Sequence[TrainingRow]) -> None:
+    """Multiply the corrections by the weights of unequal draws, where there are any."""
+    if all(row.importance == 1.0 for row in rows):
+        return
+    for row in rows:
+        row.corrections = [row.importance * c for c in row.corrections or [1.0] * len(row.ids)]
 
 
 def _share(rows: Sequence[TrainingRow], spec: PolicyGradientAlgorithm, unmoved: int) -> None:
@@ -107,28 +158,32 @@ def _share(rows: Sequence[TrainingRow], spec: PolicyGradientAlgorithm, unmoved: 
 
 
 def _passes(
-    learner: Learner, rows: list[TrainingRow], spec: PolicyGradientAlgorithm, mean: Mean, step: int
+    learner: Learner, batch: StepRows, spec: PolicyGradientAlgorithm, mean: Mean, step: int
 ) -> list[StepReport]:
-    reports: list[StepReport] = []
+    rows, reports = batch.rows, list[StepReport]()
+    loss = loss_for(spec) if batch.term is None else batch.term.join(learner, loss_for(spec))
     for number in range(spec.updates_per_batch):
         first = number == 0
         done = learner.step(
             rows,
-            loss_for(spec),
+            loss,
             mean,
             guard=partial(_check_fresh, spec=spec, step=step) if first else None,
             keep_logprobs=first and spec.updates_per_batch > 1 and spec.correction is None,
             entropy_gradient=spec.entropy_coef != 0,
+            also=batch.also,
         )
         for row, values in zip(rows, done.logprobs, strict=False):
-            row.old_logprobs = values
+            row.old_logprobs = row.sampler_logprobs if row.stale else values
         reports.append(done)
+    learner.distiller = None
     return reports
 
 
 def policy_updates(spec: PolicyGradientAlgorithm) -> int:
     """Return how many updates of the policy a stage asks for."""
-    alone = spec.critic.warmup_steps if isinstance(spec, ValueBased) else 0
+    apart = isinstance(spec, ValueBased) and spec.critic.backbone == "own"
+    alone = spec.critic.warmup_steps if isinstance(spec, ValueBased) and apart else 0
     return (spec.steps - alone) * spec.updates_per_batch
 
 
@@ -204,7 +259,16 @@ def _figures(updates: list[StepReport]) -> dict[str, float]:
         "learning_rate": last.learning_rate,
         "trained_tokens": float(first.trained_tokens),
     }
-    for name in ("entropy", "logprob_gap", "sampler_kl_k3", "ess", "reference_kl_k3"):
+    for name in (
+        "entropy",
+        "logprob_gap",
+        "sampler_kl_k3",
+        "ess",
+        "reference_kl_k3",
+        "value_loss",
+        *_OF_SELF,
+        *_OF_TEACHERS,
+    ):
         if name in first.metrics:
             figures[name] = first.metrics[name]
     if "clip_fraction" in last.metrics:

@@ -28,12 +28,13 @@ class LlamaConfig:
     """Positions that the weights were made for; 0 means max_length."""
 
     def __post_init__(self) -> None:
+        given = self.head_dim > 0  # a pruned model has fewer heads than its width would hold
         for name, value in (
             ("head_dim", self.head_dim or self.hidden_size // self.heads),
             ("trained_length", self.trained_length or self.max_length),
         ):
             object.__setattr__(self, name, value)
-        whole = self.head_dim * self.heads == self.hidden_size or self.hidden_size % self.heads == 0
+        whole = given or self.hidden_size % self.heads == 0
         if not whole or self.heads % self.kv_heads or self.head_dim % 2:
             raise ProgramError(
                 f"policy.init: hidden_size {self.hidden_size}, heads {self.heads}, kv_heads {self.kv_heads} do not fit; "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from tasks.policy.config import LlamaConfig
 
@@ -110,6 +111,8 @@ class Llama(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.checkpointing = False
+        """Compute a layer's inside again in the backward pass rather than keep it."""
         self.cos: Tensor
         self.sin: Tensor
         self.reset_rope()
@@ -149,8 +152,12 @@ class Llama(nn.Module):
 
     def _run(self, ids_BT: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = self.embed(ids_BT)
+        again = self.checkpointing and torch.is_grad_enabled()
         for block in self.blocks:
-            x = block(x, cos, sin, attend)
+            if again:  # no layer draws a random number, so no generator's state is kept
+                x = checkpoint(block, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, cos, sin, attend)
         return self.norm(x)
 
     def new_cache(self, rows: int, length: int) -> KVCache:

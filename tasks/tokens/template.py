@@ -72,6 +72,10 @@ class Template(Protocol):
         """Return a completion's ids, its stop token included."""
         ...
 
+    def aside(self, text: str) -> list[int]:
+        """Return the ids of a message that stands before a whole conversation."""
+        ...
+
     def chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
         """Return a whole conversation and the opening of the next completion; nothing of it is the policy's.
 
@@ -137,6 +141,10 @@ class CompactTemplate:
         """Return the call's ids and the end token."""
         return [*self.tokenizer.encode(text), self._end]
 
+    def aside(self, text: str) -> list[int]:
+        """Return a system message."""
+        return [self._system, *self.tokenizer.encode(text), self._end]
+
     def chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
         """Return the messages and the opening of the next call; tools and instruction are learnt, not read."""
         return self.follow(messages, cut=False)
@@ -170,8 +178,7 @@ class ChatMLTemplate:
 
     def prompt(self, problem: Problem, tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
         """Return system turn, user turn and the opening of the assistant's."""
-        lines = [instruction] if instruction else []
-        system = "\n".join([*lines, *(signature(t) for t in tools)])
+        system = system_text(tools, instruction)
         opening = [self._end, *self._newline, self._start, *self._user]
         return [
             (Source.TEMPLATE, [self._start, *self._system, *self.tokenizer.encode(system), *opening]),
@@ -191,6 +198,10 @@ class ChatMLTemplate:
     def completion(self, text: str) -> list[int]:
         """Return the call's ids and the end token."""
         return [*self.tokenizer.encode(text), self._end]
+
+    def aside(self, text: str) -> list[int]:
+        """Return a system turn before the one of the tools."""
+        return [self._start, *self._system, *self.tokenizer.encode(text), self._end, *self._newline]
 
     def chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema], instruction: str = "") -> list[Segment]:
         """Return system turn (theirs, then instruction and signatures), messages, and the opening of the assistant's."""
@@ -214,6 +225,11 @@ class ChatMLTemplate:
             found.append((source, self.tokenizer.encode(message.text)))
             found.append((Source.TEMPLATE, [self._end, *self._newline]))
         return [*found, (Source.TEMPLATE, [self._start, *self.tokenizer.encode("assistant\n")])]
+
+
+def system_text(tools: Sequence[ToolSchema], instruction: str = "") -> str:
+    """Return the system turn of a template that has one: how a call is written, and the tools."""
+    return "\n".join([*([instruction] if instruction else []), *(signature(t) for t in tools)])
 
 
 _SHORT = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tasks.protocols import ToolSchema
 
-CallFormat = Literal["flat", "nested"]
+CallFormat = Literal["flat", "nested", "react"]
 
 CALL_ERRORS = (
     "malformed_json", "not_an_object", "unknown_tool", "missing_argument", "unknown_argument", "wrong_type"
@@ -28,9 +28,14 @@ def compact_json(data: Any) -> str:
 
 
 def call_text(name: str, arguments: dict[str, Any], call_format: CallFormat) -> str:
-    """Return a call as the policy writes it: flat without spaces, nested with the spaces pretrained models write."""
+    """Return a call as the policy writes it: flat without spaces, nested with the spaces pretrained models write.
+
+    In the text form of ReAct the thought says in words what the action is; a policy's own may say more.
+    """
     if call_format == "flat":
         return compact_json({"tool": name, **arguments})
+    if call_format == "react":
+        return f"Thought: {name.replace('_', ' ')}\nAction: {name}\nAction Input: {compact_json(arguments)}"
     return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
 
 
@@ -48,13 +53,12 @@ def fragments(
 
 
 def _call_pieces(tools: Iterable[ToolSchema], call_format: CallFormat) -> Iterator[str]:
-    comma, colon = (",", ":") if call_format == "flat" else (", ", ": ")
-    close = "}" if call_format == "flat" else "}}"
+    comma, colon = (", ", ": ") if call_format == "nested" else (",", ":")
+    close = "}}" if call_format == "nested" else "}"
+    if call_format == "react":
+        yield "Thought:"
     for tool in tools:
-        if call_format == "flat":
-            start, first = f'{{"tool":{json.dumps(tool.name)}', comma
-        else:
-            start, first = f'{{"name": {json.dumps(tool.name)}, "arguments": {{', ""
+        start, first = _opening(tool.name, call_format)
         properties: dict[str, Any] = tool.parameters.get("properties", {})
         if not properties:
             yield start + close
@@ -66,6 +70,17 @@ def _call_pieces(tools: Iterable[ToolSchema], call_format: CallFormat) -> Iterat
             yield f'"{comma}{body}'
             yield f"{comma}{body}"
     yield f'"{close}'
+
+
+def _opening(name: str, call_format: CallFormat) -> tuple[str, str]:
+    """Return what a call begins with, and what stands before its first argument."""
+    match call_format:
+        case "flat":
+            return f'{{"tool":{json.dumps(name)}', ","
+        case "nested":
+            return f'{{"name": {json.dumps(name)}, "arguments": {{', ""
+        case "react":
+            return f"\nAction: {name}\nAction Input: {{", ""
 
 
 def _observation_pieces(observations: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -22,7 +22,7 @@ COMPACT_SPECIALS = ("<|pad|>", "<|system|>", "<|user|>", "<|call|>", "<|result|>
 CHATML_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def _byte_characters() -> dict[str, int]:
+def byte_characters() -> dict[str, int]:
     """Return the character that stands for each byte in a byte-level vocabulary, inverted."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(b): b for b in kept}
@@ -31,7 +31,7 @@ def _byte_characters() -> dict[str, int]:
     return table
 
 
-_BYTE_OF = _byte_characters()
+_BYTE_OF = byte_characters()
 
 
 class Tokenizer:

@@ -9,7 +9,17 @@ from datetime import date
 
 from tests.bench.common import ROOT
 
-NAMES = ("check_speed", "quickstart", "repeat", "overhead", "quickstart_search")
+NAMES = (
+    "check_speed",
+    "quickstart",
+    "repeat",
+    "overhead",
+    "quickstart_search",
+    "alignment",
+    "sft_vs_trl",
+    "grpo_vs_trl",
+    "opd_vs_trl",
+)
 
 
 def main() -> None:

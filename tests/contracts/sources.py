@@ -4,10 +4,11 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args
 
 from specs.base import Spec
 from specs.program import Program
+from specs.shapes import field_shape, shape_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,10 +64,10 @@ def specs_of(annotation: Any = Program) -> list[type[Spec]]:
             if kind not in found:
                 found[kind] = None
                 for field in kind.model_fields.values():
-                    visit(field.annotation)
+                    visit(field_shape(field).type)
         else:
-            for inner in get_args(kind)[: 1 if get_origin(kind) is Annotated else None]:
-                visit(inner)
+            for inner in get_args(kind):
+                visit(shape_of(inner).type)
 
     visit(annotation)
     return list(found)

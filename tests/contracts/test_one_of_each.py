@@ -13,7 +13,7 @@ ANSWERS = ("ObjectNotFound",)
 
 ONLY_IN: dict[str, dict[str, str]] = {
     "flushes or renames": {"tasks/files.py": "the durable writer"},
-    "locks a file": {"flows/leases.py": "the lease"},
+    "locks a file": {"flows/leases.py": "the lease", "tasks/files.py": "a ledger that several processes write"},
     "starts or signals a process": {
         "tasks/processes.py": "the one start, the one shutdown",
         "tasks/childguard.py": "stands alone before every foreign program, and ends it from outside our code",
@@ -26,7 +26,9 @@ ONLY_IN: dict[str, dict[str, str]] = {
         "tasks/boundary.py": "the boundary",
         "flows/nursery.py": "the end of a forked process, which writes its failure down",
     },
-    "catches what a service's client raises": {},
+    "catches what a service's client raises": {
+        "tasks/teachers/client_openai.py": "what a request came to says whether it is asked again and who pays",
+    },
     "writes in place": {
         "tasks/files.py": "the durable writer and the ledger",
         "tasks/faults.py": "the counter of a test",

@@ -13,7 +13,7 @@ from flows.context import NodeContext
 from flows.work import published, remedying
 from flows.work.lines import read_rows, write_rows
 from specs.environments import OrderDesk
-from specs.flywheel import AskPerson, Cause, HardPool, Remedy, Repair, Ticket
+from specs.flywheel import AskPerson, Cause, HardPool, Prefer, Remedy, Repair, Ticket
 from specs.records import BadCase, Problem, Status, Trajectory
 from tasks.cases.remedies import Rules, apply, successes
 from tasks.evidence.apart import normalised
@@ -68,7 +68,13 @@ def cases(draw: st.DrawFn) -> list[BadCase]:
 
 
 REMEDIES: st.SearchStrategy[Remedy] = st.sampled_from(
-    [Repair(do="repair", quota=3), HardPool(do="hard_pool", quota=3), Ticket(do="ticket"), AskPerson(do="ask_person")]
+    [
+        Repair(do="repair", quota=3),
+        Prefer(do="prefer", quota=3),
+        HardPool(do="hard_pool", quota=3),
+        Ticket(do="ticket"),
+        AskPerson(do="ask_person"),
+    ]
 )
 
 
@@ -80,12 +86,12 @@ def test_what_remedies_train_is_no_evaluation_no_regression_and_no_failure(
     make = maker(evaluation={"golden": texts(GOLDEN), "regress": texts(REGRESS)}, training=texts(TRAIN))
     done = apply(failures, PROBLEMS, Rules(remedies, default, per_case), make)
 
-    trained = [m.problem for m in done.repaired] + done.hard
+    trained = [m.problem for m in (*done.repaired, *done.pairs)] + done.hard
     forbidden = [*GOLDEN, *REGRESS, *done.regression]
     assert {p.id for p in trained}.isdisjoint(p.id for p in forbidden)
     assert {normalised(p.text) for p in trained}.isdisjoint(normalised(p.text) for p in forbidden)
     assert {p.id for p in (*trained, *done.regression)}.isdisjoint(c.problem_id for c in failures)
-    for made in done.repaired:
+    for made in (*done.repaired, *done.pairs):
         final = trajectory(0, status="finished")
         final.final_state, final.answer = made.final_state, made.answer
         assert VERIFIERS["state"].verify(final, made.problem).passed

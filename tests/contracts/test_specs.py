@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from specs.algorithms import Algorithm
+from specs.algorithms import ALGORITHMS, Algorithm
 from specs.base import Spec
 from specs.data import DataSource
 from specs.environments import Environment
@@ -16,6 +16,7 @@ from specs.flywheel import Remedy
 from specs.loader import dump_program, load_program
 from specs.policy import PolicyInit
 from specs.reader import read_yaml
+from specs.routing import Teacher
 from specs.schema import SCHEMA_FILE, field_docs, schema_text
 from specs.shapes import members as union_members
 from specs.shapes import shape_of
@@ -24,15 +25,20 @@ from tests.contracts.sources import ROOT, classes_matched, specs_of, words_read
 
 PROGRAMS = sorted((ROOT / "specs" / "programs").glob("*.yaml"))
 UNIONS = {
-    "Algorithm": (Algorithm, ("tasks/learning",)),
+    "Algorithm": (Algorithm, ("tasks/learning", "flows/taught.py")),
     "Environment": (Environment, ("tasks/episodes/environments",)),
     "Verifier": (Verifier, ("tasks/evidence",)),
     "DataSource": (DataSource, ("flows", "specs/implicit.py", "specs/references.py")),
     "Remedy": (Remedy, ("tasks/cases",)),
+    "Teacher": (Teacher, ("tasks/teachers", "tasks/loops", "flows")),
     "PolicyInit": (PolicyInit, ("flows", "tasks/policy")),
 }
 READERS = {
-    "specs.algorithms": ("tasks/learning", "tasks/loops", "flows/work", "flows/unroll.py"),
+    **dict.fromkeys(
+        {v.partition(":")[0] for v in ALGORITHMS.table.values()} | {"specs.policy_gradient"},
+        ("tasks/learning", "tasks/loops", "flows/work", "flows/unroll.py"),
+    ),
+    "specs.ladder": ("tasks", "flows", "specs/ladder.py"),
     "specs.environments": ("tasks/episodes/environments", "flows/work/data.py", "tasks/ownprogram.py"),
     "specs.verifiers": ("tasks/evidence", "tasks/ownprogram.py"),
     "specs.reward": ("tasks/evidence", "tasks/loops", "flows/work"),

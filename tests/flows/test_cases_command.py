@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows import pools
+from flows import confirming, pools
 from flows.cli import main
 from flows.state import NodeReceipt, RunRecord, State, now
 from specs.records import BadCase, Observation, to_dict
@@ -136,3 +136,20 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(["cases", *arguments])
         assert "example: tutelage cases" in capsys.readouterr().out
+
+
+def test_a_person_confirms_a_case_dismisses_it_and_the_list_shows_it(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = told(capsys, "confirm", "train/p3", "--by", "Ada", "--reason", "it guessed", "--cause", "argument")
+    assert "train/p3/aaaa is confirmed by Ada (cause argument)" in said
+    assert "`--refresh`" in said
+    shown = json.loads(told(capsys, "show", "train/p3", "--json"))
+    assert (shown["status"], shown["confirmed_by"], shown["cause"]) == ("confirmed", "Ada", "argument")
+    assert shown["evidence"]["said"]["reason"] == "it guessed"
+    told(capsys, "dismiss", "train/p3", "--by", "Bob", "--json")
+    shown = json.loads(told(capsys, "show", "train/p3", "--json"))
+    assert (shown["status"], shown["cause"]) == ("suspected", "verifier")
+    assert [a.by for a in confirming.answers(home, "desk")] == ["Bob"]
+    assert main(["cases", "confirm", "train/p9"]) == 2
+    assert "no case is called 'train/p9'" in capsys.readouterr().err

@@ -194,7 +194,12 @@ def test_golden_plan(path: Path):
     weights = {"path": "w", "digest": "e" * 64, "stat": "", "shape": _SMOLLM2} if path.stem.startswith("smol") else None
     # made by hand: the packages that a program names need not be installed where this test runs
     found = Resolution(
-        program_digest(loaded.program), weights=weights, packages={"bfcl-eval": "1"}, machine=MACHINE, aliases={}
+        program_digest(loaded.program),
+        weights=weights,
+        teachers={name: weights for name in loaded.program.teachers if weights is not None},
+        packages={"bfcl-eval": "1"},
+        machine=MACHINE,
+        aliases={},
     )
     made = compile(loaded.program, found)
     as_kept(made, path.stem)

@@ -3,22 +3,25 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows import confirming
 from flows import pools as published
 from flows.context import NodeContext
 from flows.work import data, flywheel, mining, remedying, supervised
+from flows.work import published as publishing
 from flows.work.lines import read_rows
-from specs.algorithms import SFT, SupervisedBatch
 from specs.data import Apart, Demonstrations, Problems, Spoil
 from specs.environments import OrderDesk, ToolFault
 from specs.errors import DataError, StateError, TrainingError
 from specs.flywheel import Mine, Repair, Siblings, StopForRewardFix
-from specs.records import demonstration_from, problem_from
+from specs.records import case_from, demonstration_from, problem_from
 from specs.reward import Reward
+from specs.supervised import SFT, SupervisedBatch
 from specs.verifiers import EnvironmentState
 from tasks.episodes.environments import environment_for
 from tasks.episodes.shards import read_shards, write_shards
@@ -279,6 +282,40 @@ def test_publishing_grows_the_pool_once_and_ages_the_cases(at: At, tmp_path: Pat
     publish({held[0]: False})
     lives = {c["regression"]: c["life"] for c in published.cases(tmp_path / "home", "p")}
     assert lives[held[0]] == "regressed"
+
+
+def test_what_a_person_confirmed_trains_and_what_was_dismissed_does_not(at: At, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    found = [case_from(r) for r in read_rows(at["cases"] / "cases.jsonl")]
+    gone, wrong, *_ = [c for c in found if c.cause == "error_recovery"]
+    suspected = replace(gone, id="train/of/another/policy", status="suspected", confirmed_by=None)
+    for case, confirmed in ((suspected, True), (wrong, False)):
+        confirming.give(home, case, confirmed=confirmed, by="Ada", reason="read it")
+    version = published.newest(home, "p", published.ANSWERED)
+    assert version is not None
+    told = node(tmp_path, "answered", {}, {"name": "answered", "pool": "answered", "version": version.resolved()})
+    told.execution["home"] = str(home)
+    assert publishing.published(told).metrics["records"] == 2.0
+    again = attributed(tmp_path, at)
+    again.inputs["answered"] = told.out
+    assert "1 cases of earlier rounds were confirmed by a person since" in flywheel.attribute(again).notes
+    cases = {c["id"]: c for c in read_rows(again.out / "cases.jsonl")}
+    assert len(cases) == len(found) + 1
+    assert cases[suspected.id]["confirmed_by"] == "Ada"
+    assert (cases[wrong.id]["status"], cases[wrong.id]["cause"]) == ("suspected", "verifier")
+    remedy = remedied(tmp_path, at | {"cases": again.out}, remedies={"error_recovery": Repair(do="repair", quota=900)})
+    remedying.remedy(remedy)
+    given = read(remedy.out / "given.json")
+    assert given[suspected.id] == "repaired"
+    assert wrong.id not in given
+    stages = [{"id": "stage.mend", "from": "start", "pools": ["repaired"]}]
+    inputs = {"remedy": remedy.out, "cases": again.out, "start": at["taught"], "stage.mend": at["mined"]}
+    done = node(tmp_path, "publish", inputs, {"program": "p", "round": 1, "stages": stages})
+    done.execution["home"] = str(home)
+    remedying.publish(done)
+    lives = {a.case.id: a.case.life for a in confirming.answers(home, "p")}
+    assert lives == {suspected.id: "in_training", wrong.id: "open"}
+    assert confirming.brought_in([], confirming.answers(home, "p"), ["train"], 2) == []
 
 
 def test_a_reward_that_pays_for_the_wrong_thing_holds_the_round(at: At, tmp_path: Path) -> None:

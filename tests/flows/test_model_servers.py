@@ -21,9 +21,9 @@ from flows.model_servers import Caller, ModelServer
 from flows.work import inputs, policy_gradient
 from flows.work.serving import sampler_for
 from specs.agents import ToolLoop
-from specs.algorithms import GRPO
 from specs.environments import OrderDesk
 from specs.errors import Interrupted, ProgramError, ServiceError
+from specs.group_relative import GRPO
 from specs.policy import BPETokenizer, Policy, ScratchPolicy
 from specs.records import to_dict
 from specs.reward import Reward

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,12 @@ def _source(module: str) -> Path | None:
     return None
 
 
-def _code_of(module: str, seen: dict[str, str]) -> None:
-    """Collect the code of a module and of all of `tasks` and of bodies that it imports, as parsed, without docstrings."""
+@cache
+def _read(module: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the digest of a module's code, as parsed and without docstrings, and what it imports."""
     path = _source(module)
-    if module in seen or path is None:
-        return
+    if path is None:
+        return None
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imported: list[str] = []
     for node in ast.walk(tree):
@@ -40,10 +42,18 @@ def _code_of(module: str, seen: dict[str, str]) -> None:
             imported += [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
         elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
-    seen[module] = ast.dump(tree)
-    for name in imported:
-        if name.startswith(("tasks.", "flows.work.")):
-            _code_of(name, seen)
+    ours = tuple(dict.fromkeys(n for n in imported if n.startswith(("tasks.", "flows.work."))))
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), ours
+
+
+def _code_of(module: str, seen: dict[str, str]) -> None:
+    """Collect the code of a module, and of all of `tasks` and of bodies that it imports."""
+    found = _read(module)
+    if module in seen or found is None:
+        return
+    seen[module] = found[0]
+    for name in found[1]:
+        _code_of(name, seen)
 
 
 def _code_digest(kind: str) -> str:

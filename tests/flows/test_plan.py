@@ -16,8 +16,8 @@ from flows.nodes import Node, Plan, content_key
 from flows.plan import Status, diff, same, save_bytes, statuses, totals
 from flows.power import gate_powers
 from flows.state import NOTHING, NodeReceipt, RunRecord, State
-from specs.algorithms import GRPO
 from specs.errors import ProgramError
+from specs.group_relative import GRPO
 from tests.flows.programs import SMALL, changed, nodes, plan, program, resolution
 
 

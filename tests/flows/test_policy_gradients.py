@@ -5,7 +5,9 @@ import pytest
 from flows.describe import details, effective_loss
 from flows.nodes import NODE_KINDS
 from flows.smoke import smoke
-from specs.policy_gradient import POLICY_GRADIENTS, Correction, Resample, SoftOverlong, policy_gradient_from
+from specs.algorithms import POLICY_GRADIENTS, policy_gradient_from
+from specs.group_relative import Resample, SoftOverlong
+from specs.policy_gradient import Correction
 from tests.flows.programs import SMALL, changed, moved, nodes, plan, program
 
 EQUATIONS = {
@@ -20,6 +22,7 @@ EQUATIONS = {
     "ppo": "L = - sum w min(r A, clip(r, 0.8, 1.2) A)",
     "turn_ppo": "L = - sum w min(s A, clip(s, 0.8, 1.2) A)",
     "sao": "L = - sum w stop(r where 0.7 < r < 6, else 0) A log pi(token)",
+    **dict.fromkeys(("rlsd", "self_distilled", "self_evolve"), "L = - sum w min(r A, clip(r, 0.8, 1.28) A) + 0.1 L_SD"),
     "cispo": "L = - sum w stop(clip(r, 0, 5)) A log pi(token)",
 }
 

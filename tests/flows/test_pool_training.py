@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from flows.work import inputs, policy_gradient, supervised
-from specs.algorithms import GRPO, RFT, SFT, SupervisedBatch
 from specs.errors import DataError
+from specs.group_relative import GRPO
 from specs.records import Trajectory
 from specs.stages import Needs, Preflight
+from specs.supervised import RFT, SFT, SupervisedBatch
 from tasks.episodes.shards import read_shards, write_shards
 from tests.flows import test_stages
 from tests.flows.test_stages import JUDGED, MUON, SHARED, node, read

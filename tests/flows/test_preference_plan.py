@@ -5,7 +5,8 @@ import pytest
 from flows.conditions import skip_reason
 from flows.describe import effective_loss
 from flows.smoke import smoke
-from specs.algorithms import DPO, IPO, KTO, ORPO, Pairing, RewardWeighted, SimPO
+from specs.preference import DPO, IPO, KTO, ORPO, Pairing, SimPO
+from specs.supervised import RewardWeighted
 from tests.flows.programs import SMALL, changed, moved, nodes, plan, program
 
 PREFER = {"id": "prefer", "algorithm": {"type": "dpo"}, "data": ["train"]}

@@ -1,13 +1,16 @@
 import logging
+import shutil
 
 import pytest
 import torch
 
 from flows.work import preference, supervised
 from flows.work.lines import read_rows
-from specs.algorithms import DPO, IPO, KTO, ORPO, SFT, Optimizer, Pairing, RewardWeighted, SimPO, SupervisedBatch
 from specs.errors import Interrupted, TrainingError
+from specs.optimizer import Optimizer
+from specs.preference import DPO, IPO, KTO, ORPO, Pairing, SimPO
 from specs.records import pair_from
+from specs.supervised import SFT, RewardWeighted, SupervisedBatch
 from tasks.episodes.shards import read_shards
 from tests.flows.test_stages import JUDGED, MUON, POLICY, ROLL, SHARED, base, node, read, weights
 
@@ -143,3 +146,52 @@ def test_reward_weighted_likelihood_trains_on_what_was_collected(base, tmp_path,
     assert read(fit.out / "rows.json")["sources"]["selected"]["rows"] == len(found["selected"])
     assert 0 < (outcome.metrics["effective_share"] or 0) <= 1
     assert not torch.equal(weights(fit.out), weights(at["taught"]))
+
+
+def test_kto_learns_from_trajectories_without_a_partner(base, tmp_path):
+    _, at = base
+    alone = Pairing(samples=6, choose="alone", at_least=4)
+    made = pairs_node(tmp_path, at, alone)
+    told = preference.pairs(made)
+    labels = list(read_rows(made.out / "labels.jsonl"))
+    drawn = {t.id: t for t in read_shards(made.out / "trajectories")}
+    assert {label["trajectory"] for label in labels} == set(drawn)
+    assert all(label["wanted"] is drawn[label["trajectory"]].success for label in labels)
+    wanted = sum(label["wanted"] for label in labels)
+    assert (told.metrics["wanted"], told.metrics["unwanted"]) == (wanted, len(labels) - wanted)
+    spec = KTO(type="kto", epochs=6, pairing=alone, pairs_per_step=4, optimizer=FAST)
+    outcome = preference.train(trained := train_node(tmp_path, at, made.out, spec))
+    figures = {name: value for name, value in outcome.metrics.items() if value is not None}
+    assert figures["loss"] < figures["first_loss"]
+    assert figures["trajectories"] == len(labels)
+    sources = read(trained.out / "rows.json")["sources"]
+    assert (sources["chosen"]["rows"], sources["rejected"]["rows"]) == (wanted, len(labels) - wanted)
+    assert not torch.equal(weights(trained.out), weights(at["taught"]))
+
+
+def test_too_few_of_a_side_stop_the_stage(base, tmp_path):
+    _, at = base
+    alone = Pairing(samples=4, choose="alone", at_least=4)
+    with pytest.raises(TrainingError, match=r"0 wanted and .* of either side. Too few are wanted: train on demonstr"):
+        preference.pairs(pairs_node(tmp_path, at, alone, policy="init"))
+
+
+def test_where_the_policy_never_succeeds_the_solution_of_the_pool_is_chosen(base, tmp_path):
+    _, at = base
+    pool = tmp_path / "pool"
+    shutil.copytree(at["data.demos"], pool)
+    (pool / "summary.json").write_text('{"records": 160}')
+    params = JUDGED | {"data": {"pairs": None}, "of_round": ["pairs"], "pairing": Pairing(samples=2, problems=160)}
+    inputs = {"policy": at["taught"], "data.pairs": pool}
+    made = node(tmp_path, "pairs", inputs, params)
+    preference.pairs(made)
+    pairs = [pair_from(line) for line in read_rows(made.out / "pairs.jsonl")]
+    drawn = {t.id: t for t in read_shards(made.out / "trajectories")}
+    assert {p.by for p in pairs} == {"solution", "reward"}
+    for pair in pairs:
+        assert drawn[pair.rejected].origin == "rollout"
+        assert (pair.by == "solution") is drawn[pair.chosen].origin.startswith("demonstration/")
+    done = preference.train(
+        train_node(tmp_path, at, made.out, DPO(type="dpo", pairing=Pairing(at_least=4), optimizer=FAST))
+    )
+    assert done.metrics["pairs"] == len(pairs)

@@ -7,16 +7,19 @@ import torch
 from flows.context import MetricSpool, NodeContext
 from flows.work import choosing, data, policy_gradient, supervised
 from specs.agents import ToolLoop
-from specs.algorithms import DAPO, GRPO, RFT, SFT, Optimizer, SupervisedBatch
+from specs.algorithms import PolicyGradientAlgorithm
 from specs.data import Demonstrations, Problems
 from specs.environments import OrderDesk
 from specs.errors import DataError, Interrupted, TrainingError
+from specs.group_relative import DAPO, GRPO, Resample
+from specs.optimizer import Optimizer
 from specs.policy import BPETokenizer, Policy, ScratchPolicy
-from specs.policy_gradient import Correction, PolicyGradientAlgorithm, Resample
+from specs.policy_gradient import Correction
 from specs.records import demonstration_from
 from specs.reward import Reward
 from specs.run import Run
 from specs.stages import Needs, Preflight
+from specs.supervised import RFT, SFT, SupervisedBatch
 from specs.verifiers import EnvironmentState
 from tasks.episodes.environments import environment_for
 from tasks.episodes.shards import read_shards

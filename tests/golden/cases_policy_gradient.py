@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specs.algorithms import CISPO, DAPO, G2PO, GRPO, GSPO, REINFORCE, RLOO, SAO, SFT, DrGRPO, GiGPO, TurnPPO
-from specs.policy_gradient import Correction, SoftOverlong
+from specs.group_relative import CISPO, DAPO, GRPO, GSPO, REINFORCE, RLOO, DrGRPO, SoftOverlong
+from specs.policy_gradient import Correction
+from specs.supervised import SFT
+from specs.turn_credit import G2PO, GiGPO
+from specs.value_based import SAO, TurnPPO
 from tasks.learning import correction, critic
 from tasks.learning.algorithms import cispo, dapo, dr_grpo, g2po, gigpo, grpo, gspo, reinforce, rloo, sao, sft, turn_ppo
 from tasks.learning.gae import adaptive_lambda, gae, value_losses, whitened

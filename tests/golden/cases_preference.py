@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 
-from specs.algorithms import DPO, IPO, KTO, ORPO, Pairing, RewardWeighted, SimPO
+from specs.preference import DPO, IPO, KTO, ORPO, Pairing, SimPO
+from specs.supervised import RewardWeighted
 from tasks.learning.algorithms import dpo, ipo, kto, orpo, reward_weighted, simpo
 from tasks.learning.algorithms.reward_weighted import AGGREGATION, mean_one, shares
-from tasks.learning.learner import row_weights
+from tasks.learning.batching import row_weights
 from tasks.learning.rows import TrainingRow
 from tasks.loops.pairing import pair_indices, pair_up
 from tasks.tensors import Batch

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from specs.algorithms import RFT
 from specs.records import Source, Trajectory
+from specs.supervised import RFT
 from tasks.loops.selection import select
 from tasks.statistics import paired, pass_metrics
 from tasks.statistics.intervals import wilson

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from specs.algorithms import GRPO
 from specs.flywheel import AskPerson, Flywheel, Repair, StopForRewardFix, Ticket, default_remedy
+from specs.group_relative import GRPO
 from specs.stages import Needs
 from tests.specs.programs import load, mistakes
 
@@ -53,8 +53,8 @@ def test_a_whole_flywheel_is_read(tmp_path: Path) -> None:
 
 
 def test_every_default_remedy_exists() -> None:
-    assert [default_remedy(n).do for n in ("repair", "hard_pool", "ticket", "ask_person", "stop_for_reward_fix")] == [
-        "repair", "hard_pool", "ticket", "ask_person", "stop_for_reward_fix",
+    assert [default_remedy(n).do for n in ("repair", "prefer", "hard_pool", "ticket", "ask_person", "stop_for_reward_fix")] == [
+        "repair", "prefer", "hard_pool", "ticket", "ask_person", "stop_for_reward_fix",
     ]  # fmt: skip
     assert isinstance(default_remedy("ticket"), Ticket)
 
@@ -68,7 +68,7 @@ HARDEN = "data: {hard: 0.5, train: 0.5}"
     [
         ([wheel(("argument:", "argumnt:"))], "flywheel.remedies.argumnt: unknown key, expected infrastructure, environment"),
         ([wheel(("argument:", "argumnt:"))], "did you mean argument?"),
-        ([wheel(("do: repair", "do: repare"))], "flywheel.remedies.argument.do: found 'repare', expected repair, hard_pool"),
+        ([wheel(("do: repair", "do: repare"))], "flywheel.remedies.argument.do: found 'repare', expected repair, prefer, hard_pool"),
         ([wheel(("quota: 10", "qota: 10"))], "flywheel.remedies.argument.qota: unknown key; did you mean quota?"),
         ([wheel((MEND, "data: [anchor]"))], "flywheel.remedies.argument: repair fills the pool repaired, which no stage of the round reads"),
         ([wheel((HARDEN, "data: [train]"))], "flywheel.remedies.premature_stop: hard_pool fills the pool hard, which no stage of the round reads; name hard in the data of a stage that rolls out (rft, grpo, dpo and so on)"),
@@ -77,8 +77,11 @@ HARDEN = "data: {hard: 0.5, train: 0.5}"
         ([wheel(("    premature_stop: {do: hard_pool}\n", ""))], "flywheel.round.stages[1].data.hard: found hard, which nothing fills"),
         ([wheel((MEND, "data: [repaired, regression]"))], "found regression, which judges policies and never trains them"),
         ([wheel((MEND, "data: [repaired, hard]"))], "flywheel.round.stages[0].data[1]: found hard, which holds problems; sft trains on repaired, successes or anchor"),
+        ([wheel((HARDEN, "data: [hard, pairs]"))], "flywheel.round.stages[1].data[1]: found pairs, which is for stages on pairs (dpo, ipo, orpo, simpo or kto); grpo is none"),
+        ([wheel((MEND, "data: [repaired, pairs]"))], "flywheel.round.stages[0].data[1]: found pairs, which holds problems; sft trains on repaired, successes or anchor"),
+        ([wheel(("premature_stop: {do: hard_pool}", "premature_stop: {do: prefer}"))], "flywheel.remedies.premature_stop: prefer fills the pool pairs, which no stage of the round reads; name pairs in the data of a stage on pairs (dpo, ipo, orpo, simpo or kto)"),
         ([wheel((HARDEN, "data: [hard, repaired]"))], "flywheel.round.stages[1].data[1]: found repaired, which holds solutions; grpo trains on problems"),
-        ([wheel((MEND, "data: [repaird]"))], "flywheel.round.stages[0].data[0]: found 'repaird', expected a pool (repaired, hard, successes or anchor) or a data set; did you mean repaired?"),
+        ([wheel((MEND, "data: [repaird]"))], "flywheel.round.stages[0].data[0]: found 'repaird', expected a pool (repaired, pairs, hard, successes or anchor) or a data set; did you mean repaired?"),
         ([wheel((HARDEN, "data: [hard, trian]"))], "found 'trian', expected a data set (demos, train, golden"),
         ([wheel((HARDEN, "data: [hard, golden]"))], "found golden, whose role is golden: it judges policies and never trains them"),
         ([wheel((HARDEN, "data: [hard, demos]"))], "found demos, which holds demonstrations; grpo trains on problems"),
@@ -100,7 +103,7 @@ HARDEN = "data: {hard: 0.5, train: 0.5}"
         ([wheel(("  round:", "  rounds: 2\n  stop: {gain_on: train}\n  round:"))], "flywheel.stop.gain_on: found train, which is not evaluated"),
         ([wheel(("  round:", "  rounds: 2\n  stop: {gain_on: regress}\n  round:")), POOL, EVALUATED], "flywheel.stop.gain_on: found regress, a pool of single cases"),
         ([wheel(("  round:", "  rounds: 2\n  round:")), ("sets: [golden]", "at_the_end: [golden]")], "flywheel: which set's success must rise for another round?"),
-        ([("  train: {", "  hard: {kind: problems, environment: desk, size: 4}\n  train: {")], "data.hard: this name is a pool's (repaired, hard, successes, anchor or regression); choose another"),
+        ([("  train: {", "  hard: {kind: problems, environment: desk, size: 4}\n  train: {")], "data.hard: this name is a pool's (repaired, pairs, hard, successes, anchor or regression); choose another"),
         ([("  train: {kind: problems", "  train: {kind: pool")], "data.train.environment: unknown key here"),
         ([POOL, ("evaluation: {sets: [golden]}", "evaluation: {sets: [golden, regress]}"), ("set: golden,", "set: regress,")], "gates.ship.require[0].metric: found success, but regress is a pool of single cases, judged by count: regressed_cases"),
         ([POOL, ("data: [train]", "data: [regress]")], "stages[1].data[0]: found regress, whose role is regression: it judges policies and never trains them"),
@@ -134,9 +137,7 @@ def test_an_environment_without_siblings_cannot_be_repaired(tmp_path: Path) -> N
     data = ("  train: {", "  fc: {kind: problems, environment: calls, size: 4}\n  train: {")
     nested = ("verifiers:", "agent: {call_format: nested}\nverifiers:")
     lines = mistakes(tmp_path, other, data, nested, wheel(("from: [train]", "from: [train, fc]")))
-    said = (
-        "flywheel.mine.from[1]: found fc, but an environment of kind bfcl makes no siblings, which repair and hard_pool"
-    )
+    said = "flywheel.mine.from[1]: found fc, but an environment of kind bfcl makes no siblings, which repair, prefer and hard_pool"
     assert any(said in line for line in lines), lines
     asks = wheel(
         ("    argument: {do: repair, quota: 10}\n    premature_stop: {do: hard_pool}\n", ""),

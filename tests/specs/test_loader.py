@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from specs.algorithms import GRPO, RFT, SFT
 from specs.errors import ProgramError
+from specs.group_relative import GRPO
 from specs.loader import dump_program, load_program
 from specs.positions import Position
+from specs.supervised import RFT, SFT
 from tests.specs.programs import BASE, changed, load, mistakes, refused, write
 
 LEARN = "      type: sft\n"
@@ -18,7 +19,9 @@ def rate(written: str) -> tuple[str, str]:
 def test_exponents_give_numbers_and_one_spec(tmp_path: Path) -> None:
     programs = [load(tmp_path, rate(w)).program for w in ("2e-5", "2.0e-5", "0.00002")]
     assert programs[0] == programs[1] == programs[2]
-    assert programs[0].stages[0].algorithm.optimizer.learning_rate == 0.00002
+    algorithm = programs[0].stages[0].algorithm
+    assert isinstance(algorithm, SFT)
+    assert algorithm.optimizer.learning_rate == 0.00002
     assert len({p.model_dump_json() for p in programs}) == 1
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from specs.algorithms import GRPO
 from specs.errors import ProgramError
+from specs.group_relative import GRPO
 from specs.loader import load_program
 from tests.specs.programs import BASE, load, mistakes, write
 

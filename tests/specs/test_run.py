@@ -15,7 +15,8 @@ def _sampler(text: str) -> str:
 @pytest.mark.parametrize(
     "word",
     [
-        "--host", "--host=0.0.0.0", "--hos=0.0.0.0", "--port=80", "--model=other", "--served-model-name=x", "--api-key",
+        "--host", "--host=0.0.0.0", "--hos=0.0.0.0", "--uds=x", "--config=y.yaml", "--port=80", "--model=other",
+        "--trust-remote-code", "--served-model-name=x", "--api-key",
         "--api-key=canary", "--api_key=canary", "--served_model_name", "--logprobs-mode=raw_logits",
         "--generation-config", "--generation-config.x=1", "--",
     ],

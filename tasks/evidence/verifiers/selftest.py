@@ -2,10 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, assert_never
 
 from specs.records import Observation, Problem, Status, ToolCall, Trajectory, Turn
-from specs.verifiers import EnvironmentState, ExactAnswer, ProcessVerifier, ToolCalls, ToolTrace, Verifier
+from specs.verifiers import (
+    EnvironmentState,
+    ExactAnswer,
+    ProcessVerifier,
+    RewardModelVerifier,
+    ToolCalls,
+    ToolTrace,
+    Verifier,
+)
 from tasks.evidence.verifiers import build
 
 
@@ -19,14 +28,18 @@ class Case:
     passes: bool | None
 
 
-def self_test(name: str, spec: Verifier) -> list[str]:
+def self_test(name: str, spec: Verifier, model: Path | None = None) -> list[str]:
     """Return what the verifier gets wrong, one sentence each; an empty list is a pass."""
     if isinstance(spec, ProcessVerifier):
         from tasks.evidence.verifiers.process import own_failures
 
         return own_failures(name, spec)
-    verifier = build(name, spec)
+    verifier = build(name, spec, model)
     failures: list[str] = []
+    if isinstance(spec, RewardModelVerifier):
+        from tasks.evidence.verifiers.reward_model import LearntVerifier
+
+        failures += verifier.failures() if isinstance(verifier, LearntVerifier) else []
     for case in cases(spec):
         problem = Problem("self-test", "self-test", "self-test", "train", "", {}, case.expected)
         verdict = verifier.verify(case.trajectory, problem)
@@ -48,6 +61,9 @@ def cases(spec: Verifier) -> Iterator[Case]:
             yield from _call_cases(spec)
         case ExactAnswer():
             yield from _answer_cases()
+        case RewardModelVerifier():
+            yield Case("bear an empty trajectory", episode(), {}, None)
+            yield Case("reject a cut episode", episode(status="truncated"), {}, False)
         case ProcessVerifier():
             raise ValueError("a program brings its own cases: own_failures")
         case _:

@@ -4,35 +4,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
-from specs.algorithms import (
-    DPO,
-    IPO,
-    KTO,
-    ORPO,
-    RFT,
-    SFT,
-    Algorithm,
-    PairAlgorithm,
-    Preference,
-    RewardWeighted,
-    SimPO,
-)
-from specs.policy_gradient import (
-    CISPO,
-    DAPO,
-    G2PO,
-    GRPO,
-    GSPO,
-    PPO,
-    REINFORCE,
-    RLOO,
-    SAO,
-    DrGRPO,
-    GiGPO,
-    PolicyGradient,
-    PolicyGradientAlgorithm,
-    TurnPPO,
-)
+from specs.algorithms import Algorithm, PolicyGradientAlgorithm
+from specs.compression import Prune, Quantize
+from specs.distillation import OPD
+from specs.group_relative import CISPO, DAPO, GRPO, GSPO, REINFORCE, RLOO, DrGRPO
+from specs.ladder import ActionDistill, FromTeacher, SoftLabel
+from specs.policy_gradient import PolicyGradient
+from specs.preference import DPO, IPO, KTO, ORPO, PairAlgorithm, Preference, SimPO
+from specs.reward_models import RewardModel
+from specs.self_teaching import RLSD, SelfDistilled, SelfEvolve
+from specs.short_opd import ShortOPD
+from specs.supervised import RFT, SFT, RewardWeighted
+from specs.turn_credit import G2PO, GiGPO
+from specs.value_based import PPO, SAO, TurnPPO
 from tasks.learning.grouping import Rewarded, TurnValues, Values
 from tasks.tensors import Loss
 
@@ -54,10 +38,24 @@ def loss_for(spec: Algorithm) -> Loss:
             from tasks.learning.algorithms import reward_weighted
 
             return partial(reward_weighted.loss, spec=spec)
+        case RewardModel():
+            from tasks.learning.algorithms import reward_model
+
+            return partial(reward_model.loss, spec=spec)
+        case OPD() | ShortOPD():
+            from tasks.learning.algorithms import opd
+
+            return partial(opd.loss, spec=spec)
         case PairAlgorithm():
             return preference_for(spec)
         case PolicyGradient():
             return policy_gradient_for(spec)[0]
+        case Prune() | Quantize():
+            raise AssertionError(f"{spec.type} changes weights without a loss")
+        case FromTeacher() | SoftLabel() | ActionDistill():
+            raise AssertionError(
+                f"{spec.type}: the loss follows from the signal that its teachers give, not from its type"
+            )
         case _:
             assert_never(spec)
 
@@ -122,6 +120,8 @@ def policy_gradient_for(spec: PolicyGradientAlgorithm) -> tuple[Loss, Advantages
             return partial(cispo.loss, spec=spec), partial(cispo.advantages, spec=spec)
         case GiGPO() | G2PO() | PPO() | TurnPPO() | SAO():
             return _with_finer_credit(spec)
+        case RLSD() | SelfDistilled() | SelfEvolve():
+            return _self_taught(spec)
         case _:
             assert_never(spec)
 
@@ -149,6 +149,26 @@ def _with_finer_credit(spec: GiGPO | G2PO | PPO | TurnPPO | SAO) -> tuple[Loss, 
             from tasks.learning.algorithms import sao
 
             return partial(sao.loss, spec=spec), partial(sao.advantages, spec=spec)
+
+
+def _self_taught(spec: RLSD | SelfDistilled | SelfEvolve) -> tuple[Loss, Advantages]:
+    """Return the loss of a form of self-teaching, and the advantages that all of them have."""
+    from tasks.learning.self_taught import advantages
+
+    compared = partial(advantages, spec=spec)
+    match spec.form:
+        case "redistribute":
+            from tasks.learning.algorithms import rlsd
+
+            return partial(rlsd.loss, spec=spec), compared
+        case "gated":
+            from tasks.learning.algorithms import sdar
+
+            return partial(sdar.loss, spec=spec), compared
+        case "success_distill":
+            from tasks.learning.algorithms import success_distill
+
+            return partial(success_distill.loss, spec=spec), compared
 
 
 def turn_advantages_for(spec: PolicyGradientAlgorithm) -> Callable[[Rewarded], TurnValues] | None:

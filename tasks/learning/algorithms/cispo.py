@@ -6,7 +6,7 @@ implementations, 0 and 5 (the default) the upper cap of others. Left out: nothin
 B trajectories, T tokens.
 """
 
-from specs.policy_gradient import CISPO
+from specs.group_relative import CISPO
 from tasks.learning.grouping import Rewarded, Values, by_group, scaled
 from tasks.learning.surrogate import terms, total
 from tasks.tensors import Batch, LossOutput

@@ -9,7 +9,7 @@ B trajectories, T tokens.
 
 from dataclasses import replace
 
-from specs.policy_gradient import DAPO, SoftOverlong
+from specs.group_relative import DAPO, SoftOverlong
 from tasks.learning.grouping import Rewarded, Values, by_group, scaled
 from tasks.learning.surrogate import clipped, terms, total
 from tasks.tensors import Batch, LossOutput

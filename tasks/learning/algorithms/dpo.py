@@ -10,7 +10,7 @@ Left out: the robust form, which divides by 1 - 2 e; other divergences. B rows, 
 
 from torch.nn.functional import logsigmoid
 
-from specs.algorithms import DPO
+from specs.preference import DPO
 from tasks.tensors import Batch, LossOutput, log_ratios, pair_terms
 
 

@@ -6,7 +6,7 @@ budget that is the same in every step, so no weight on lengths. Left out: nothin
 B trajectories, T tokens.
 """
 
-from specs.policy_gradient import DrGRPO
+from specs.group_relative import DrGRPO
 from tasks.learning.grouping import Rewarded, Values, by_group, centred
 from tasks.learning.surrogate import clipped, terms, total
 from tasks.tensors import Batch, LossOutput

@@ -10,7 +10,7 @@ L as in GRPO, every token of a turn with the turn's A. Left out: distances to th
 from collections.abc import Hashable, Sequence
 from statistics import fmean
 
-from specs.policy_gradient import G2PO
+from specs.turn_credit import G2PO
 from tasks.learning.grouping import Rewarded, TurnValues, Values, by_group, by_turn, normalised, visits
 from tasks.learning.surrogate import clipped, terms, total
 from tasks.tensors import Batch, LossOutput

@@ -10,7 +10,7 @@ B trajectories, T tokens.
 from dataclasses import replace
 from statistics import fmean, stdev
 
-from specs.policy_gradient import GiGPO
+from specs.turn_credit import GiGPO
 from tasks.learning.grouping import Rewarded, TurnValues, Values, by_group, by_turn, normalised, visits
 from tasks.learning.surrogate import clipped, terms, total
 from tasks.tensors import Batch, LossOutput

@@ -2,11 +2,12 @@
 
 s_i = exp(mean_t (log pi - log pi_old)); A_i as in GRPO; L = sum_it w_it max(-A s_i, -A clip(s_i, 1 - clip_low,
 1 + clip_high)), by default a mean over trajectories; every token of a trajectory has the gradient s_i A_i / n_i.
+The contexts of a trajectory have one ratio together, over all their tokens.
 Left out: the token variant, which is the same where a trajectory has one advantage.
 B trajectories, T tokens.
 """
 
-from specs.policy_gradient import GSPO
+from specs.group_relative import GSPO
 from tasks.learning.grouping import Rewarded, Values, by_group, scaled
 from tasks.learning.surrogate import clipped, row_means, terms, total
 from tasks.tensors import Batch, LossOutput
@@ -20,5 +21,5 @@ def advantages(rewarded: Rewarded, spec: GSPO) -> Values:
 def loss(batch: Batch, spec: GSPO) -> LossOutput:
     """Return minus the surrogate clipped by trajectory."""
     t = terms(batch, spec)
-    ratio_B1 = row_means(t.log_ratio_BT, t.mask_BT).clamp(-20.0, 20.0).exp()
+    ratio_B1 = row_means(t.log_ratio_BT, t.mask_BT, batch.units_B).clamp(-20.0, 20.0).exp()
     return total(batch, spec, *clipped(ratio_B1.expand_as(t.advantages_BT), t.advantages_BT, spec))

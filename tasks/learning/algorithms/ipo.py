@@ -6,7 +6,7 @@ The paper sums h over tokens; its authors confirmed the mean per token for langu
 Left out: nothing. B rows, T tokens, P pairs.
 """
 
-from specs.algorithms import IPO
+from specs.preference import IPO
 from tasks.tensors import Batch, LossOutput, log_ratios, pair_terms
 
 

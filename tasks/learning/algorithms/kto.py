@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specs.algorithms import KTO
+from specs.preference import KTO
 from tasks.tensors import Batch, LossOutput, log_ratios, row_sums
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from specs.algorithms import ORPO
+from specs.preference import ORPO
 from tasks.tensors import Batch, LossOutput, pair_terms
 
 HIGHEST = -1e-6

@@ -7,7 +7,7 @@ the critic, a bootstrap value for cut trajectories (they are judged), KL carried
 B trajectories, T tokens.
 """
 
-from specs.policy_gradient import PPO
+from specs.value_based import PPO
 from tasks.learning.grouping import Rewarded, Values, as_given
 from tasks.learning.surrogate import clipped, terms, total
 from tasks.tensors import Batch, LossOutput

@@ -9,7 +9,7 @@ B trajectories, T tokens.
 
 from statistics import fmean, stdev
 
-from specs.policy_gradient import REINFORCE
+from specs.group_relative import REINFORCE
 from tasks.learning.grouping import FLAT, Rewarded, Values, by_group, zeros
 from tasks.learning.surrogate import terms, total
 from tasks.tensors import Batch, LossOutput

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from specs.algorithms import RewardWeighted
+from specs.supervised import RewardWeighted
 from tasks.tensors import Batch, LossOutput
 
 AGGREGATION: dict[str, Literal["absolute_token", "sequence_sum"]] = {

@@ -7,7 +7,7 @@ Left out: weights by reward, importance weights. B rows, T tokens.
 
 import torch
 
-from specs.algorithms import RFT
+from specs.supervised import RFT
 from tasks.tensors import Batch, LossOutput
 
 

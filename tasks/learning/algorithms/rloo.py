@@ -7,7 +7,7 @@ B trajectories, T tokens.
 
 from statistics import fmean
 
-from specs.policy_gradient import RLOO
+from specs.group_relative import RLOO
 from tasks.learning.grouping import Rewarded, Values, by_group
 from tasks.learning.surrogate import terms, total
 from tasks.tensors import Batch, LossOutput

@@ -9,7 +9,7 @@ B trajectories, T tokens.
 
 import torch
 
-from specs.policy_gradient import SAO
+from specs.value_based import SAO
 from tasks.learning.grouping import Rewarded, Values, as_given
 from tasks.learning.surrogate import terms, total
 from tasks.tensors import Batch, LossOutput, importance_ratio

@@ -6,7 +6,7 @@ Left out: loss on observations, per-token weights, label smoothing. B rows, T to
 
 import torch
 
-from specs.algorithms import SFT
+from specs.supervised import SFT
 from tasks.tensors import Batch, LossOutput
 
 

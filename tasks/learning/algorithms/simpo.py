@@ -6,7 +6,7 @@ function; the paper's gamma is beta times gamma_over_beta. Left out: nothing. B 
 
 from torch.nn.functional import logsigmoid
 
-from specs.algorithms import SimPO
+from specs.preference import SimPO
 from tasks.tensors import Batch, LossOutput, pair_terms
 
 

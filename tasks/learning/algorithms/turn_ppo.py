@@ -6,7 +6,7 @@ generalised advantage estimation over turns, V_k the critic's value before the t
 turn. Left out: rewards of single turns. B trajectories, T tokens.
 """
 
-from specs.policy_gradient import TurnPPO
+from specs.value_based import TurnPPO
 from tasks.learning.grouping import Rewarded, Values, as_given
 from tasks.learning.surrogate import clipped, terms, total
 from tasks.tensors import Batch, LossOutput, turn_numbers, turn_sums

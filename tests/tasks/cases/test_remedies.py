@@ -1,6 +1,6 @@
 from typing import Any
 
-from specs.flywheel import AskPerson, Cause, HardPool, Remedy, Repair, StopForRewardFix, Ticket
+from specs.flywheel import AskPerson, Cause, HardPool, Prefer, Remedy, Repair, StopForRewardFix, Ticket
 from specs.records import BadCase, Problem
 from tasks.cases.finding import Source, find_cases
 from tasks.cases.remedies import Rules, apply
@@ -43,6 +43,16 @@ def test_repair_and_hard_pool_are_filled_by_siblings_up_to_the_quota() -> None:
     assert trained.isdisjoint(p.id for p in done.regression)
     assert trained.isdisjoint(PROBLEMS)
     assert dict(done.counts) == {"repair": 10, "hard_pool": 6, "beyond_quota": 0}
+
+
+def test_prefer_fills_the_pool_of_pairs_with_solved_siblings() -> None:
+    some = list(PROBLEMS.values())[:5]
+    cases = [case(p, "wrong_tool") for p in some]
+    done = apply(cases, PROBLEMS, rules({"wrong_tool": Prefer(do="prefer", quota=7)}), maker(training=texts(some)))
+    assert (len(done.pairs), len(done.repaired), len(done.hard)) == (7, 0, 0)
+    assert set(done.given.values()) == {"pairs"}
+    assert all(made.turns and made.by == "clerk" for made in done.pairs)
+    assert {made.problem.id for made in done.pairs}.isdisjoint(PROBLEMS)
 
 
 def test_a_quota_smaller_than_the_cases_is_counted() -> None:

@@ -14,7 +14,7 @@ from tasks.episodes.agents import ToolLoopAgent, arguments_of
 from tasks.episodes.schemas import argument_error, check_tools
 from tasks.protocols import ToolSchema
 
-FLAT, NESTED = (ToolLoopAgent(ToolLoop(call_format=f)) for f in ("flat", "nested"))
+FLAT, NESTED, REACT = (ToolLoopAgent(ToolLoop(call_format=f)) for f in ("flat", "nested", "react"))
 SEARCH = ToolSchema("search", "", {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]})
 WIDE = ToolSchema(
     "wide",
@@ -87,10 +87,33 @@ def test_every_malformed_nested_call_has_its_label(text, error):
     assert NESTED.parse(text, [SEARCH]).error == error
 
 
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('Thought: look it up\nAction: search\nAction Input: {"q": "x"}', None),
+        ('Action: search\nAction Input:{"q":"x"}\n', None),
+        ('Thought: Action: is next\nAction: serch\nAction: search\nAction Input: {"q": "x"}', None),
+        ('Thought: look it up\nAction: serch\nAction Input: {"q": "x"}', "unknown_tool"),
+        ("Thought: look it up\nAction: search\nAction Input: {}", "missing_argument"),
+        ("Thought: look it up\nAction: search\nAction Input: [1]", "not_an_object"),
+        ('Thought: look it up\nAction: search\nAction Input: {"q": "x"', "malformed_json"),
+        ('Thought: look it up\nAction: search {"q": "x"}', "malformed_json"),
+        ('{"tool":"search","q":"x"}', "malformed_json"),
+        ("", "malformed_json"),
+    ],
+)
+def test_every_malformed_action_of_a_text_has_its_label(text, error):
+    call = REACT.parse(text, [SEARCH])
+    assert (call.error, call.written) == (error, text)
+    assert call.error is not None or call.arguments == {"q": "x"}
+
+
 def test_huge_inputs_are_refused_at_once():
     start = time.perf_counter()
     for text in ("[" * 1_000_000, '{"a":' * 300_000, '{"tool":"search","q":' + "1" * 10_000_000 + "}", '"' * 3_000_000):
         assert FLAT.parse(text, [SEARCH]).error == "malformed_json"
+    for text in ("Action:" * 200_000, "Action: a\n" * 200_000, "\nAction: a\nAction Input:" * 100_000):
+        assert REACT.parse(text, [SEARCH]).error == "malformed_json"
     assert time.perf_counter() - start < 2
 
 
@@ -104,7 +127,7 @@ def test_huge_inputs_are_refused_at_once():
     ).map(lambda v: json.dumps(v))
 )
 def test_parse_never_raises(text):
-    for agent in (FLAT, NESTED):
+    for agent in (FLAT, NESTED, REACT):
         assert agent.parse(text, [SEARCH, WIDE]).error in LABELS
 
 
@@ -112,7 +135,7 @@ def test_parse_never_raises(text):
 @given(st.dictionaries(st.sampled_from(["q", "ü", "a b"]), st.text(st.characters(exclude_categories=["Cs"]))))
 def test_what_is_written_is_read_back(arguments):
     tool = ToolSchema("search", "", {"properties": {}, "additionalProperties": True})
-    for agent in (FLAT, NESTED):
+    for agent in (FLAT, NESTED, REACT):
         call = agent.parse(agent.write(ToolCall("search", arguments, "")), [tool])
         assert (call.name, call.arguments, call.error) == ("search", arguments, None)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specs.dominance import dominance
 from specs.errors import ProgramError
 from specs.records import Observation, Problem, Status, Trajectory, Verdict
-from specs.reward import Reward
+from specs.reward import Repetition, Reward
 from tasks.evidence.judge import judge
 from tasks.evidence.verifiers.selftest import episode, turn
 
@@ -36,9 +36,13 @@ def says(**scores: float | None) -> dict[str, Says]:
     return {name: Says(name, score) for name, score in scores.items()}
 
 
-def trajectory(calls: int = 2, changed: int = 0, status: Status = "finished") -> Trajectory:
-    turns = [turn(Observation({}, changed=i < changed)) for i in range(calls)]
-    return episode(*turns, state={}, status=status)
+def trajectory(
+    calls: int = 2, changed: int = 0, status: Status = "finished", errors: int = 0, written: tuple[int, ...] = ()
+) -> Trajectory:
+    turns = [turn(Observation({}, changed=i < changed, is_error=i >= calls - errors)) for i in range(calls)]
+    made = episode(*turns, state={}, status=status)
+    made.ids, made.sources = [9, *written], [1, *[2] * len(written)]
+    return made
 
 
 FULL = Reward(
@@ -84,6 +88,30 @@ def test_process_and_efficiency_are_bounded() -> None:
     assert judged(trajectory(calls=1), safe=1.0, right=1.0, polite=1.0, tools=0).reward_parts["efficiency"] == 0.0
 
 
+def test_what_failed_costs_and_is_bounded_and_a_fault_that_was_declared_is_not_its_own() -> None:
+    reward = Reward(outcome={"right": 1.0}, process_cap=0.1, process_per_call=0.02, process_per_error=-0.04)
+    assert judged(trajectory(calls=3, changed=1, errors=1), reward, right=1.0).reward_parts["process"] == pytest.approx(
+        -0.02
+    )
+    assert judged(trajectory(calls=8, errors=8), reward, right=1.0).reward_parts["process"] == -0.1
+    struck = trajectory(calls=1, errors=1)
+    observed = struck.turns[0].observation
+    assert observed is not None
+    observed.injected = True
+    assert judged(struck, reward, right=1.0).reward_parts["process"] == 0.0
+    assert dominance(reward, 8).worst_success == pytest.approx(0.9)
+
+
+def test_repeated_tokens_of_the_policy_cost_their_share() -> None:
+    reward = Reward(outcome={"right": 1.0}, repetition=Repetition(ngram=2, coef=0.2))
+    again = judged(trajectory(written=(1, 2, 1, 2, 1)), reward, right=1.0)  # 12 21 12 21: two of four stood before
+    assert again.reward_parts["repetition"] == pytest.approx(-0.1)
+    assert judged(trajectory(written=(1,)), reward, right=1.0).reward_parts["repetition"] == 0.0
+    told = dominance(reward, 8)
+    assert told.worst_success == pytest.approx(0.8)
+    assert "-0.2 for repetition" in told.text
+
+
 # KP-ADV-03, KP-EVAL-03
 def test_a_verdict_that_was_not_given_is_never_zero() -> None:
     for missing in ("safe", "right"):
@@ -127,27 +155,35 @@ REWARDS = st.builds(
     soft=st.dictionaries(st.sampled_from(["x", "y"]), st.floats(0.01, 0.3)),
     process_cap=SMALL,
     process_per_call=SMALL,
+    process_per_error=SMALL.map(lambda x: -x),
+    repetition=st.none() | st.builds(Repetition, ngram=st.integers(2, 3), coef=st.floats(0.01, 0.3)),
     per_extra_call=SMALL.map(lambda x: -x / 5),
     on_truncation=SMALL.map(lambda x: -x),
 )
 SCORES = st.fixed_dictionaries({n: st.sampled_from([0.0, 0.4, 1.0]) for n in "mabxy"})
-EPISODES = st.tuples(st.integers(1, 8), st.integers(0, 8), st.sampled_from(("finished", "turn_limit", "truncated")))
+EPISODES = st.tuples(
+    st.integers(1, 8),
+    st.integers(0, 8),
+    st.sampled_from(("finished", "turn_limit", "truncated")),
+    st.integers(0, 8),
+    st.lists(st.integers(0, 2), max_size=8).map(tuple),
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(reward=REWARDS, runs=st.lists(st.tuples(SCORES, EPISODES), min_size=2, max_size=8))
 def test_where_dominance_holds_every_success_beats_every_failure(
-    reward: Reward, runs: list[tuple[dict[str, float], tuple[int, int, Status]]]
+    reward: Reward, runs: list[tuple[dict[str, float], tuple[int, int, Status, int, tuple[int, ...]]]]
 ) -> None:
     report = dominance(reward, 8)
     assume(report.holds)
     won, lost, broken = [], [], []
-    for scores, (calls, changed, status) in runs:
+    for scores, (calls, changed, status, errors, written) in runs:
         verifiers = says(**scores)
         if status == "truncated":
             for name in reward.outcome:
                 verifiers[name].score = 0.0
-        t = trajectory(calls, changed, status)
+        t = trajectory(calls, changed, status, errors, written)
         judge(t, Problem("p", "e", "t", "train", "", {}, {}, min_calls=1), verifiers, reward)
         assert t.reward is not None
         assert t.reward == pytest.approx(sum(t.reward_parts.values()))

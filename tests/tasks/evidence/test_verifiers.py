@@ -51,7 +51,7 @@ def test_a_verifier_that_fails_its_self_test_is_not_used(monkeypatch: pytest.Mon
         def verify(self, trajectory: Trajectory, problem: Problem):
             return passed("v", self.version)
 
-    monkeypatch.setattr(selftest, "build", lambda name, spec: Believer())
+    monkeypatch.setattr(selftest, "build", lambda name, spec, model: Believer())
     with pytest.raises(VerifierError, match=r"verifiers\.v: the self-test of exact failed.*infrastructure fault"):
         verifiers.verifier_for("v", SPECS[-1])
 

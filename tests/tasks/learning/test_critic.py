@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specs.policy_gradient import PPO, SAO, Critic, TurnPPO
+from specs.value_based import PPO, SAO, Critic, TurnPPO
 from tasks.learning.critic import CriticLearner, ValueModel, estimate
 from tasks.learning.gae import adaptive_lambda, gae, whitened
 from tasks.learning.rows import TrainingRow

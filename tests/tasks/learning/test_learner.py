@@ -6,11 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specs.algorithms import GRPO, SFT, Optimizer
 from specs.errors import StateError, TrainingError
+from specs.group_relative import GRPO
+from specs.optimizer import Optimizer
+from specs.supervised import SFT
 from tasks.learning.algorithms import loss_for
+from tasks.learning.batching import Mean, row_weights
 from tasks.learning.head import selected_logprobs
-from tasks.learning.learner import Mean, row_weights
 from tasks.learning.microbatches import micro_batches
 from tasks.learning.optimizers import learning_rate_at
 from tasks.learning.rows import TrainingRow

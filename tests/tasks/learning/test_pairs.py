@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specs.algorithms import DPO, IPO, KTO, ORPO, Optimizer, SimPO
+from specs.optimizer import Optimizer
+from specs.preference import DPO, IPO, KTO, ORPO, SimPO
 from tasks.learning.algorithms import loss_for
-from tasks.learning.learner import row_weights
+from tasks.learning.batching import row_weights
 from tasks.learning.microbatches import micro_batches
 from tasks.learning.rows import TrainingRow
 from tests.tasks.learning.tiny import learner, tiny_model

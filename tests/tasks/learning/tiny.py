@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from specs.algorithms import Optimizer
+from specs.optimizer import Optimizer
 from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow
 from tasks.policy.config import LlamaConfig

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specs.algorithms import SupervisedBatch
+from specs.supervised import SupervisedBatch
 from tasks.loops.batches import batch_plan, shares
 
 LENGTHS = [5 + 7 * (i % 9) for i in range(60)]

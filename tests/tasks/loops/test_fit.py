@@ -3,8 +3,9 @@ import logging
 import pytest
 import torch
 
-from specs.algorithms import SFT, Optimizer, SupervisedBatch
 from specs.errors import Interrupted, TrainingError
+from specs.optimizer import Optimizer
+from specs.supervised import SFT, SupervisedBatch
 from tasks.learning.algorithms import loss_for
 from tasks.learning.checkpoints import Checkpointer
 from tasks.learning.learner import Learner

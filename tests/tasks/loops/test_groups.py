@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from specs.algorithms import GRPO
-from specs.policy_gradient import policy_gradient_from
+from specs.algorithms import policy_gradient_from
+from specs.group_relative import GRPO
 from specs.records import Observation, ToolCall, Turn
 from specs.stages import Needs
 from tasks.judging.needs import unmet
@@ -152,3 +152,17 @@ def test_the_penalty_for_length_stands_beside_the_reward():
     spec = policy_gradient_from({"type": "dapo", "truncated": "score", "overlong": {"limit": 2, "buffer": 2}})
     assert overlong_figures(made, spec) == {"overlong_penalty": -1.0}
     assert overlong_figures(made, SCALED) == {}
+
+
+def test_an_outlier_of_a_group_is_cut_to_where_its_own_statistics_say():
+    spec = GRPO(type="grpo", scale_rewards="none", clip_rewards=1.0)
+    made = group("g", [1.484, 0.376, -1.0, 0.968], lambda r: r > 1) + group("h", [0.5] * 4)
+    found = group_stats(made, spec).advantages
+    plain = group_stats(made, CENTRED).advantages
+    assert found["g2"] - found["g1"] == pytest.approx(-0.614644 - 0.376, abs=2e-6)
+    assert plain["g2"] < found["g2"]
+    assert set(found) == set(plain)
+    with pytest.raises(ValueError, match=r"never cuts: in a group of 4 no reward is further than 1\.5 standard"):
+        GRPO(type="grpo", group_size=4, clip_rewards=2.0)
+    with pytest.raises(ValueError, match="never cuts"):
+        policy_gradient_from({"type": "reinforce", "group_size": 1, "clip_rewards": 2.0})

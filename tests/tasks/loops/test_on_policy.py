@@ -5,19 +5,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specs.algorithms import GRPO, Optimizer
+from specs.algorithms import PolicyGradientAlgorithm
 from specs.errors import Interrupted, TrainingError, VerifierError
-from specs.policy_gradient import PolicyGradientAlgorithm, ValueBased
+from specs.group_relative import GRPO
+from specs.optimizer import Optimizer
+from specs.value_based import ValueBased
 from tasks.episodes.local import LocalSampler
 from tasks.learning.checkpoints import Checkpointer
 from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
+from tasks.learning.shared_critic import ActorCritic
 from tasks.loops.collect import Draw, collect
 from tasks.loops.fit import Hooks
 from tasks.loops.on_policy import OnPolicy, train_policy_gradient
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.updates import policy_updates
+from tasks.policy.lora import adapted
 from tests.tasks.loops.toy import problem, taught_policy, toy_arena
 
 PROBLEMS = [problem(i) for i in range(6)]
@@ -43,16 +47,20 @@ def stage(
     stop_after=None,
     spoil=None,
     max_new_tokens=8,
-    **reward,
+    **more,
 ):
+    """Return the learner of a stage and what runs it; `more` are a mixture, an order, an adapter, or the reward's."""
+    mixture, order, adapter = (more.pop(name, None) for name in ("mixture", "order", "adapter"))
     policy = copy.deepcopy(taught)
-    arena = toy_arena(policy, **reward)
+    arena = toy_arena(policy, **more)
     arena = replace(arena, max_new_tokens=max_new_tokens)
     sampler = arena.sampler
     assert isinstance(sampler, LocalSampler)
-    learner = Learner(policy.model, spec.optimizer, policy_updates(spec))
+    shared = isinstance(spec, ValueBased) and spec.critic.backbone == "shared"
+    model = policy.model if adapter is None else adapted(policy.model, adapter, 3)
+    learner = (ActorCritic if shared else Learner)(model, spec.optimizer, policy_updates(spec))
     critic = None
-    if isinstance(spec, ValueBased):
+    if isinstance(spec, ValueBased) and not shared:
         critic = CriticLearner(copy.deepcopy(taught).model, spec.critic, spec.steps)
     lines = []
     hooks = Hooks(metrics=lambda step, **values: lines.append(values), checkpoint_seconds=0.0)
@@ -60,18 +68,19 @@ def stage(
     hooks.checkpointer = Checkpointer(folder) if folder else None
 
     def load(step):
-        sampler.load_weights(policy.model, f"step{step}")
+        sampler.load_weights(learner.plain(), f"step{step}")
         if spoil is not None:
             spoil(sampler)
 
     fixed = OnPolicy(
         spec=spec,
-        problems=ProblemOrder({"a": problems}, 5),
+        problems=order or ProblemOrder({"a": problems}, 5),
         seed=5,
         max_length=policy.config.max_length,
         load_weights=load,
         reference=copy.deepcopy(taught).model,
         critic=critic,
+        mixture=mixture,
     )
     return learner, lambda: train_policy_gradient(learner, arena, fixed, hooks)
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specs.algorithms import Pairing
 from specs.errors import DataError, TrainingError
+from specs.preference import Pairing
 from specs.records import NOT_TRAINED, Pair, pair_from, to_dict
 from tasks.learning.rows import TrainingRow
 from tasks.loops.pairing import PairReport, mismatched, pair_indices, pair_rows, pair_up, require_pairs

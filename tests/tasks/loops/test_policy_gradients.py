@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specs.algorithms import policy_gradient_from
 from specs.errors import Interrupted, TrainingError
-from specs.policy_gradient import Correction, policy_gradient_from
+from specs.policy_gradient import Correction
 from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from specs.algorithms import RFT, RewardWeighted
 from specs.errors import TrainingError
 from specs.records import Observation, Status, ToolCall, Turn
+from specs.supervised import RFT, RewardWeighted
 from tasks.loops.selection import require_positives, select, select_weighted
 from tests.tasks.learning.test_rows import A, U, trajectory
 

@@ -3,11 +3,12 @@
 import random
 
 from specs.agents import ToolLoop
-from specs.algorithms import SFT, Optimizer, SupervisedBatch
 from specs.errors import DataError
+from specs.optimizer import Optimizer
 from specs.policy import BPETokenizer, ScratchPolicy
 from specs.records import Demonstration, Observation, Problem, ToolCall, Verdict
 from specs.reward import Reward
+from specs.supervised import SFT, SupervisedBatch
 from tasks.episodes.agents import agent_for
 from tasks.episodes.local import LocalSampler
 from tasks.episodes.render import render_demonstration

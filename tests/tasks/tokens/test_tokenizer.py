@@ -54,12 +54,16 @@ def test_training_is_deterministic_and_files_are_the_same_bytes(tmp_path):
     assert loaded.encode("<|end|> 12 red lamp") == TOKENIZER.encode("<|end|> 12 red lamp")
 
 
-@pytest.mark.parametrize("call_format", ["flat", "nested"])
+@pytest.mark.parametrize("call_format", ["flat", "nested", "react"])
 def test_the_skeleton_of_a_call_is_one_token_a_piece(call_format):
     tokenizer = trained(call_format)
     text = call_text("check_stock", {"product": "red lamp", "quantity": 12}, call_format)
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode(text)]
     assert "".join(pieces) == text
+    if call_format == "react":  # its thought is words, what follows is skeleton
+        at = pieces.index('\nAction: check_stock\nAction Input: {"product":"')
+        assert pieces[0] == "Thought:" and len(pieces[at:]) == 6, pieces  # noqa: PT018
+        return
     assert len(pieces) == {"flat": 6, "nested": 7}[call_format], pieces
     assert len(tokenizer.encode(call_text("ping", {}, call_format))) == 1
 

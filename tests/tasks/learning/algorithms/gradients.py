@@ -4,7 +4,10 @@ from typing import Any
 
 import torch
 
-from specs.algorithms import CISPO, DAPO, G2PO, GRPO, GSPO, PPO, REINFORCE, RLOO, SAO, DrGRPO, GiGPO, TurnPPO
+from specs.group_relative import CISPO, DAPO, GRPO, GSPO, REINFORCE, RLOO, DrGRPO
+from specs.self_teaching import RLSD, SelfDistilled, SelfEvolve
+from specs.turn_credit import G2PO, GiGPO
+from specs.value_based import PPO, SAO, TurnPPO
 from tasks.tensors import Batch, token_weights
 
 ALL = [
@@ -20,6 +23,9 @@ ALL = [
     PPO(type="ppo"),
     TurnPPO(type="turn_ppo"),
     SAO(type="sao"),
+    RLSD(type="rlsd"),
+    SelfDistilled(type="self_distilled"),
+    SelfEvolve(type="self_evolve"),
 ]
 LOGPROBS = [[-0.7, -2.4, -0.5], [-0.2, -0.4, -3.0]]
 OLD = [[-1.0, -2.0, -0.5], [-1.5, -0.7, -3.0]]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specs.algorithms import CISPO
+from specs.group_relative import CISPO
 from tasks.learning.algorithms import cispo
 from tests.tasks.learning.algorithms.gradients import batch, tensor
 

@@ -1,7 +1,6 @@
 import pytest
 
-from specs.algorithms import DAPO
-from specs.policy_gradient import SoftOverlong
+from specs.group_relative import DAPO, SoftOverlong
 from tasks.learning.algorithms import dapo
 from tasks.learning.grouping import Rewarded
 from tests.tasks.learning.algorithms.gradients import value_and_gradient

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specs.algorithms import DPO
+from specs.preference import DPO
 from tasks.learning.algorithms import dpo
 from tests.tasks.learning.algorithms.pairs import WORKED, even, pair_batch, slopes
 

@@ -1,6 +1,6 @@
 import pytest
 
-from specs.algorithms import DrGRPO
+from specs.group_relative import DrGRPO
 from tasks.learning.algorithms import dr_grpo
 from tasks.learning.grouping import Rewarded
 from tests.tasks.learning.algorithms.gradients import value_and_gradient

@@ -1,6 +1,6 @@
 import pytest
 
-from specs.algorithms import G2PO
+from specs.turn_credit import G2PO
 from tasks.learning.algorithms import g2po
 from tasks.learning.grouping import Rewarded, Walk
 from tests.tasks.learning.algorithms.gradients import value_and_gradient

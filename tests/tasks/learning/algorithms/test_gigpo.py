@@ -1,6 +1,6 @@
 import pytest
 
-from specs.algorithms import GiGPO
+from specs.turn_credit import GiGPO
 from tasks.learning.algorithms import gigpo
 from tasks.learning.grouping import Rewarded, Walk, normalised
 from tests.tasks.learning.algorithms.gradients import LOGPROBS, MASK, OLD, batch, tensor, value_and_gradient

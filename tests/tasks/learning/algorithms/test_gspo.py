@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specs.algorithms import GSPO
+from specs.group_relative import GSPO
 from tasks.learning.algorithms import gspo
 from tests.tasks.learning.algorithms.gradients import batch, tensor, value_and_gradient
 

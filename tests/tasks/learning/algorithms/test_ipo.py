@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specs.algorithms import IPO
+from specs.preference import IPO
 from tasks.learning.algorithms import ipo
 from tests.tasks.learning.algorithms.pairs import WORKED, even, pair_batch, slopes
 

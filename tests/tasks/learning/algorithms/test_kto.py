@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from specs.algorithms import KTO
+from specs.preference import KTO
 from tasks.learning.algorithms import kto
 from tests.tasks.learning.algorithms.pairs import even, pair_batch, slopes
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specs.algorithms import ORPO
+from specs.preference import ORPO
 from tasks.learning.algorithms import orpo
 from tests.tasks.learning.algorithms.pairs import WORKED, even, pair_batch, slopes
 

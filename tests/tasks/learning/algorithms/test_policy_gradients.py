@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from specs.algorithms import DAPO, GRPO, REINFORCE, RLOO
-from specs.policy_gradient import POLICY_GRADIENTS, Correction, Resample, SoftOverlong, ValueBased, policy_gradient_from
+from specs.algorithms import POLICY_GRADIENTS, policy_gradient_from
+from specs.group_relative import DAPO, GRPO, REINFORCE, RLOO, Resample, SoftOverlong
+from specs.policy_gradient import Correction
+from specs.value_based import ValueBased
 from tasks.learning.algorithms import loss_for, policy_gradient_for
 from tasks.learning.grouping import Rewarded
 from tasks.learning.surrogate import kl_k2, kl_k3, kl_k3_plus

@@ -1,6 +1,6 @@
 import pytest
 
-from specs.algorithms import PPO
+from specs.value_based import PPO
 from tasks.learning.algorithms import ppo
 from tasks.learning.grouping import Rewarded
 from tests.tasks.learning.algorithms.gradients import value_and_gradient

@@ -1,6 +1,6 @@
 import pytest
 
-from specs.algorithms import REINFORCE
+from specs.group_relative import REINFORCE
 from tasks.learning.algorithms import reinforce
 from tasks.learning.grouping import Rewarded
 from tests.tasks.learning.algorithms.gradients import value_and_gradient

@@ -3,10 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specs.algorithms import RewardWeighted
+from specs.supervised import RewardWeighted
 from tasks.learning.algorithms import reward_weighted
 from tasks.learning.algorithms.reward_weighted import AGGREGATION, effective, mean_one, shares
-from tasks.learning.learner import row_weights
+from tasks.learning.batching import row_weights
 from tasks.learning.rows import TrainingRow
 from tasks.tensors import Batch
 from tests.tasks.learning.algorithms.pairs import slopes

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specs.algorithms import RFT
+from specs.supervised import RFT
 from tasks.learning.algorithms import rft
 from tasks.tensors import Batch, token_weights
 

@@ -1,6 +1,6 @@
 import pytest
 
-from specs.algorithms import RLOO
+from specs.group_relative import RLOO
 from tasks.learning.algorithms import rloo
 from tasks.learning.grouping import Rewarded
 from tests.tasks.learning.algorithms.gradients import value_and_gradient

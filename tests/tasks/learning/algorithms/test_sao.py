@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specs.algorithms import SAO
+from specs.value_based import SAO
 from tasks.learning.algorithms import sao
 from tasks.learning.grouping import Rewarded
 from tests.tasks.learning.algorithms.gradients import batch, tensor

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specs.algorithms import RFT, SFT
+from specs.supervised import RFT, SFT
 from tasks.learning.algorithms import loss_for
 from tasks.tensors import Batch, token_weights
 

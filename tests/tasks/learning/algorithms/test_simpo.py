@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from specs.algorithms import SimPO
+from specs.preference import SimPO
 from tasks.learning.algorithms import simpo
 from tests.tasks.learning.algorithms.pairs import WORKED, even, pair_batch, slopes
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specs.algorithms import TurnPPO
+from specs.value_based import TurnPPO
 from tasks.learning.algorithms import turn_ppo
 from tasks.tensors import token_weights, turn_numbers
 from tests.tasks.learning.algorithms.gradients import batch, tensor

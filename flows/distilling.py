@@ -1,0 +1,128 @@
+"""What a stage needs of teachers whose probabilities are read: their weights as inputs, who they are as params. Pure."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from flows.estimates import Shape, shape_of
+from flows.graph import Graph, Part, dump
+from flows.nodes import Json
+from flows.teaching import ACCESS
+from specs.errors import ProgramError
+from specs.policy import ScratchPolicy
+from specs.stages import Stage
+from specs.teacher_references import named
+from specs.teachers import EarlierSelf, ModelTeacher, PrivilegedTeacher
+from specs.trained_teacher import TrainedTeacher
+
+
+def add_opd(graph: Graph, stage: Stage, policy: str) -> str:
+    """Add a stage of on-policy distillation."""
+    part = graph.part
+    params, inputs = open_teachers(graph, stage, stage.algorithm, policy)
+    judged = graph.judged(stage)
+    params = {
+        **judged,
+        **params,
+        "versions": judged["versions"] | params["versions"],
+        "algorithm": dump(stage.algorithm),
+    }
+    inputs = graph.stage_inputs(stage, policy, apart=part.apart, **inputs)
+    return graph.add(part.name(stage.id), "train.opd", params, inputs, passthrough="policy" if part.number else None)
+
+
+def open_teachers(graph: Graph, stage: Stage, learner: Any, policy: str) -> tuple[Json, dict[str, str]]:
+    """Return params and inputs of the teachers of an algorithm or of a term beside one; their weights come as folders.
+
+    `policy` is the node that the stage starts from.
+    """
+    program = graph.program
+    names = named(program, learner)
+    routes = [dump(r) for r in program.routing] if learner.teachers is None and program.routing else []
+    whole = {"when": None, "teachers": dict(names), "reject": False, "history": None}
+    inputs: dict[str, str] = {}
+    who: Json = {}
+    for name in names:
+        spec: Any = program.teachers[name]
+        who[name] = {k: v for k, v in dump(spec).items() if k not in (*ACCESS, "gives")}
+        match spec:
+            case ModelTeacher():
+                inputs[f"teacher.{name}"] = _model(graph, name, who[name])
+            case TrainedTeacher():
+                inputs[f"teacher.{name}"] = _trained(graph, name, spec)
+                who[name] |= {"shape": asdict(_shape(graph, name, spec))}
+            case EarlierSelf() | PrivilegedTeacher():
+                inputs[f"teacher.{name}"] = _frozen(graph, stage, name, spec.of, policy)
+            case _:
+                raise ProgramError(f"teachers.{name}: of kind {spec.kind}, whose probabilities cannot be read")
+    versions = {f"teachers.{n}": f"{program.teachers[n].kind}@{program.teachers[n].version}" for n in names}
+    return {"teachers": who, "routing": routes or [whole], "versions": versions}, inputs
+
+
+def _model(graph: Graph, name: str, who: Json) -> str:
+    """Add the node that reads a checkpoint, once for the whole program."""
+    node_id = f"teacher.{name}"
+    if node_id not in graph.nodes:
+        found = graph.resolution.teachers[name]
+        params = {
+            "teacher": who,
+            "template": graph.policy["template"],
+            "digest": found["digest"],
+            "path": found["path"],
+        }
+        graph.add(node_id, "teacher.model", params | {"shape": found["shape"]}, {})
+    return node_id
+
+
+def _trained(graph: Graph, name: str, spec: TrainedTeacher) -> str:
+    """Add the nodes that make a teacher's first weights and train them, once for the whole program."""
+    node_id = f"teacher.{name}"
+    if node_id in graph.nodes:
+        return node_id
+    template = graph.policy["template"] if spec.template == "policy" else spec.template
+    policy = {**graph.policy, "init": dump(spec.init), "template": template, "adapter": None}
+    environments = graph.environments(spec.data)
+    params: Json = {
+        "policy": policy,
+        "environments": environments,
+        "versions": graph.versions(environments),
+        "agent": graph.agent,
+    }
+    first = dict(params)
+    texts: dict[str, str] = {}
+    if isinstance(spec.init, ScratchPolicy):
+        texts["texts"] = f"data.{spec.init.tokenizer.train_on}"
+    else:
+        first |= {k: graph.resolution.teachers[name][k] for k in ("digest", "path")}
+    weights = dict.fromkeys(spec.data) if isinstance(spec.data, list) else dict(spec.data)
+    params |= {"data": weights, "algorithm": dump(spec.algorithm)}
+    sizes, part = graph.sizes, graph.part
+    pretrained = not isinstance(spec.init, ScratchPolicy)
+    graph.sizes, graph.part = replace(sizes, shape=_shape(graph, name, spec), pretrained=pretrained), Part()
+    made = graph.add(f"{node_id}.init", "policy.init", first, texts)
+    inputs = {"policy": made, **{f"data.{n}": f"data.{n}" for n in spec.data}, "apart": graph.part.apart}
+    graph.add(node_id, "train.sft", params, inputs)
+    graph.sizes, graph.part = sizes, part
+    return node_id
+
+
+def _shape(graph: Graph, name: str, spec: TrainedTeacher) -> Shape:
+    return shape_of(dump(spec.init), graph.resolution.teachers.get(name))
+
+
+def _frozen(graph: Graph, stage: Stage, name: str, of: str, policy: str) -> str:
+    """Return the node whose policy a teacher is. ProgramError where there is none before the stage."""
+    if of == "start":
+        return policy
+    if of in ("champion", "previous"):
+        if not graph.registered(of):
+            raise ProgramError(
+                f"{graph.program.program}: teachers.{name}.of is {of}, but nothing was promoted yet; name a stage, or init"
+            )
+        return graph.policies[of]
+    node = graph.policies.get(graph.part.name(of)) or graph.policies.get(of)
+    if node is None:
+        raise ProgramError(
+            f"{graph.program.program}: stage {stage.id}: teachers.{name}.of is {of!r}, which does not come before it; "
+            f"expected one of {', '.join(graph.policies)}"
+        )
+    return node

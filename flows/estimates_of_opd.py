@@ -1,0 +1,58 @@
+"""Expected sizes of distillation from a teacher's probabilities. Pure arithmetic, torch-free."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flows.estimates import GB, PROCESS_GB, Estimate, Shape, Sizes
+from flows.estimates import policy_gradient as _policy_gradient
+
+_CHUNK = 2e6
+"""Logits of one model that exist at a time."""
+
+
+def opd(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate the rollouts, the updates, and one pass of each teacher over every step."""
+    made = _policy_gradient(params, sizes)
+    algorithm = params["algorithm"]
+    teachers = teacher_memory(params, sizes)
+    third = made.tokens / algorithm["updates_per_batch"] / 3
+    passes = algorithm["updates_per_batch"] if algorithm["over"]["kind"] != "sampled" else 1
+    seconds = made.seconds + len(params["teachers"]) * passes * third / max(1.0, _rate(sizes.shape))
+    parts = made.memory_parts | teachers
+    return Estimate(
+        rollouts=made.rollouts, tokens=made.tokens, disk_mb=made.disk_mb, seconds=seconds,
+        memory_gb=sum(parts.values()), memory_parts=parts,
+    )  # fmt: skip
+
+
+def policy_gradient(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate a policy-gradient stage, with the teachers of its distillation term where it has one."""
+    term = params["algorithm"].get("distill")
+    if term is None:
+        return _policy_gradient(params, sizes)
+    algorithm = {**params["algorithm"], "over": term["over"]}
+    return opd({**params, "algorithm": algorithm}, sizes)
+
+
+def _rate(shape: Shape) -> float:
+    return 25_000 * (0.85e6 / shape.parameters) ** 0.8
+
+
+def teacher_memory(params: Mapping[str, Any], sizes: Sizes) -> dict[str, float]:
+    """Return what the teachers of a node hold: weights, and the logits of a chunk."""
+    shapes = [Shape(**t["shape"]) if t.get("shape") else sizes.shape for t in params["teachers"].values()]
+    if not shapes:
+        return {}
+    return {
+        "teachers": sum(4 * s.parameters for s in shapes) / GB,
+        "chunks": (len(shapes) + 4) * _CHUNK * 4 / GB,
+    }
+
+
+def teacher_model(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate the reading of a checkpoint."""
+    parameters = Shape(**params["shape"]).parameters
+    parts = {"weights": 8 * parameters / GB, "process": PROCESS_GB}
+    return Estimate(
+        memory_gb=sum(parts.values()), memory_parts=parts, disk_mb=4 * parameters / 1e6, seconds=2.0 + parameters / 1e7
+    )

@@ -1,0 +1,236 @@
+"""Bodies of stages that learn from a teacher's words: the rollouts it is asked about, what is taken from its answers, and
+the training on corrections, lists and feedback. `teach` stands between them; pairs train as those of `pairs` do."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from flows.context import NodeContext, Outcome
+from flows.work import inputs, training
+from flows.work.lines import read_rows, write_rows
+from specs.errors import DataError, TrainingError
+from specs.ladder import Actions, Corrections, Critique, Draws, Fit, Listwise, Ranking, Rubric, Scoring
+from specs.records import Problem, TeacherSignal, Trajectory, signal_from
+from specs.supervised import SFT, SupervisedBatch
+from tasks.episodes.seeds import derive
+from tasks.episodes.shards import read_shards, write_shards
+from tasks.files import write_json
+from tasks.learning.algorithms import grpo, sft, soft_label
+from tasks.learning.batching import Aggregation
+from tasks.learning.rows import TrainingRow, rows_from
+from tasks.loops import feedback, lists, teacher_words
+from tasks.loops.batches import batch_plan
+from tasks.loops.collect import Draw, collect, drift_notes
+from tasks.loops.fit import FitReport, fit_supervised
+from tasks.loops.order import ProblemOrder
+from tasks.loops.rollout_store import RolloutStore
+from tasks.policy.store import LoadedPolicy, save_policy
+from tasks.tensors import Loss
+
+
+def rollouts(node: NodeContext) -> Outcome:
+    """Roll out and judge what the teacher is asked about; writes `trajectories/` and `rollouts.json`."""
+    spec = Draws.model_validate(node.params["draws"])
+    policy = inputs.start_policy(node)
+    arena, _ = inputs.arena(node, policy)
+    order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
+    draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts"), "lessons")
+    store = RolloutStore(node.checkpoints / "rollouts")
+
+    def tell(done: int, total: int) -> None:
+        node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
+
+    found = collect(arena, order.draw(spec.problems or order.size), draw, stop=node.stop, store=store, progress=tell)
+    write_shards(node.out / "trajectories", found.trajectories)
+    valid = [t for t in found.trajectories if t.success is not None]
+    success = sum(bool(t.success) for t in valid) / len(valid) if valid else None
+    count = len(found.trajectories)
+    write_json(node.out / "rollouts.json", {"rollouts": count, "success": success, "invalid": found.invalid})
+    notes = [*inputs.empty_notes(node), *drift_notes(found.trajectories)]
+    if spec.problems and spec.problems > order.size:
+        notes.append(f"problems is {spec.problems}, but there are only {order.size}; all were used")
+    notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
+    return Outcome(
+        metrics={"success": success, "invalid": found.invalid / max(1, count)},
+        cost={"rollouts": float(count), "tokens": float(found.policy_tokens)},
+        notes=notes,
+    )
+
+
+def take(node: NodeContext) -> Outcome:
+    """Make examples and pairs of what the teacher said; writes `trajectories/`, `pairs.jsonl` and `lessons.json`."""
+    policy = inputs.start_policy(node)
+    own = {t.id: t for t in read_shards(node.inputs["rollouts"] / "trajectories")}
+    said = _signals(node)
+    if node.params["signal"] == "sample":
+        arena, _ = inputs.arena(node, policy)
+        made = teacher_words.corrections(said, own, _problems(node), arena, policy.config.max_length)
+        paired = {p.rejected for p in made.pairs}
+        written = [*made.trajectories, *(t for t in own.values() if t.id in paired)]
+    else:
+        made = teacher_words.ordered(said, own, Ranking.model_validate(node.params["rule"]))
+        written = made.trajectories
+    write_shards(node.out / "trajectories", written)
+    write_rows(node.out / "pairs.jsonl", made.pairs)
+    write_json(node.out / "lessons.json", made.to_json())
+    figures = made.to_json()
+    return Outcome(
+        metrics={"pairs": float(len(made.pairs)), "order_dependent": figures["order_dependent"]},
+        notes=made.sentences(),
+    )
+
+
+def corrected(node: NodeContext) -> Outcome:
+    """Train on verified corrections; writes `policy/` and `rows.json`."""
+    spec = Corrections.model_validate(node.params["rule"])
+    policy = inputs.start_policy(node)
+    chosen = {line["chosen"] for line in read_rows(node.inputs["lessons"] / "pairs.jsonl")}
+    made = [t for t in read_shards(node.inputs["lessons"] / "trajectories") if t.id in chosen]
+    rows, report = rows_from(made, max_length=policy.config.max_length, source="corrections")
+    if not spec.kept_turns:
+        rows = _teachers_part(rows, {t.id: t for t in made})
+    fit = _Fit(node, policy, rows, [[i] for i in range(len(rows))], report.sentences())
+    return fit.run(partial(sft.loss, spec=SFT(type="sft")), "token")
+
+
+def _teachers_part(rows: Sequence[TrainingRow], by_id: dict[str, Trajectory]) -> list[TrainingRow]:
+    """Return the rows in which the turns alone train that the teacher wrote."""
+    kept: list[TrainingRow] = []
+    for row in rows:
+        trajectory = by_id[row.trajectory]
+        start = trajectory.turns[trajectory.sampling["kept_turns"]].start
+        kept.append(replace(row, mask=[m and t >= start for t, m in enumerate(row.mask)]))
+    return kept
+
+
+def listwise(node: NodeContext) -> Outcome:
+    """Draw the policy's candidates to the teacher's scores; writes `policy/` and `rows.json`."""
+    policy, rule = inputs.start_policy(node), node.params["rule"]
+    drawn = list(read_shards(node.inputs["rollouts"] / "trajectories"))
+    longest, said = policy.config.max_length, _signals(node)
+    if node.params["signal"] == "action":
+        actions = Actions.model_validate(rule)
+        arena, _ = inputs.arena(node, policy)
+        made = lists.action_lists(said, {t.id: t for t in drawn}, _problems(node), arena, actions, longest)
+        spec = actions.listwise if actions.learn == "listwise" else None
+    else:
+        spec = Listwise.model_validate(rule["listwise"])
+        made = lists.trajectory_lists(said, drawn, Rubric.model_validate(rule["rubric"]), spec, longest)
+    fit = _Fit(
+        node, policy, made.rows, made.spans, made.sentences(), reference=spec is not None and spec.utility == "ratio"
+    )
+    if spec is None:
+        return fit.run(partial(sft.loss, spec=SFT(type="sft")), "absolute_sequence")
+    return fit.run(partial(soft_label.loss, spec=spec), "absolute_sequence")
+
+
+def practised(node: NodeContext) -> Outcome:
+    """Train by a policy gradient on scores or critiques; writes `policy/` and `rows.json`."""
+    policy, rule = inputs.start_policy(node), node.params["rule"]
+    drawn = list(read_shards(node.inputs["rollouts"] / "trajectories"))
+    fit, samples = Fit.model_validate(node.params["algorithm"]), int(node.params["draws"]["samples"])
+    said, longest = _signals(node), policy.config.max_length
+    if node.params["signal"] == "score":
+        scoring = Scoring.model_validate(rule)
+        spec = feedback.grpo_of(scoring.practice, fit, samples)
+        made = feedback.from_scores(said, drawn, scoring, spec, longest)
+    else:
+        critique = Critique.model_validate(rule)
+        spec = feedback.grpo_of(critique.practice, fit, samples)
+        made = feedback.from_critiques(said, drawn, critique, spec, longest)
+    of = {t.id: t.problem_id for t in drawn}
+    spans: dict[str, list[int]] = {}
+    for i, row in enumerate(made.rows):
+        spans.setdefault(of[row.trajectory], []).append(i)
+    run = _Fit(node, policy, made.rows, list(spans.values()), made.sentences(), reference=spec.kl_coef > 0)
+    run.on_policy = True
+    done = run.run(partial(grpo.loss, spec=spec), "token")
+    done.metrics |= made.figures
+    return done
+
+
+class _Fit:
+    """Training on units of rows (examples, lists, the rollouts of a problem), so many units a step."""
+
+    on_policy = False
+    """The rows are the policy's own: trainer and sampler must agree on them."""
+
+    def __init__(
+        self, node: NodeContext, policy: LoadedPolicy, rows: list[TrainingRow], units: list[list[int]],
+        notes: list[str], *, reference: bool = False,
+    ) -> None:  # fmt: skip
+        self.node, self.policy, self.rows, self.units = node, policy, rows, units
+        self.notes, self.reference = notes, reference
+        self.spec = Fit.model_validate(node.params["algorithm"])
+
+    def run(self, loss: Loss, mean: Aggregation) -> Outcome:
+        """Train, write the policy, and say what came of it."""
+        node, spec = self.node, self.spec
+        if len(self.units) < max(1, spec.at_least):
+            return self._handed_on()
+        lengths = [max(self.rows[i].length for i in unit) for unit in self.units]
+        order = batch_plan(lengths, SupervisedBatch(rows=spec.per_step), spec.epochs, node.seed)
+        plan = [[i for unit in step for i in self.units[unit]] for step in order]
+        learner = training.learner_for(node, self.policy, spec.optimizer, len(plan))
+        if self.on_policy or self.reference:
+            self._ask_start(learner.logprobs(self.rows))
+        done = fit_supervised(learner, self.rows, plan, loss, mean, hooks=inputs.hooks(node))
+        if not done.updates:
+            raise TrainingError(f"stage {node.id}: none of {done.steps} steps had a gradient; {'; '.join(self.notes)}")
+        inputs.save_result(node, self.policy, learner, self.rows)
+        write_json(node.out / "rows.json", self._json(done))
+        metrics: dict[str, float | None] = {
+            "loss": done.last_loss, "first_loss": done.first_loss, "units": float(len(self.units)), **done.metrics,
+        }  # fmt: skip
+        notes = [*inputs.precision_notes(node), *self.notes, *done.notes]
+        return Outcome(metrics=metrics, cost={"steps": float(done.updates), "tokens": float(done.tokens)}, notes=notes)
+
+    def _handed_on(self) -> Outcome:
+        """Hand the policy on where the stage allows it; else say why there is too little."""
+        node, least = self.node, self.spec.at_least
+        reasons = "; ".join(self.notes) or "the teacher was asked nothing"
+        if len(self.units) < least:
+            raise TrainingError(
+                f"stage {node.id}: {len(self.units)} are left to train on, expected at_least {least} ({reasons}). Ways "
+                "out: more problems or samples, another signal, or at_least: 0, which hands the policy on as it is"
+            )
+        save_policy(self.policy, node.out / "policy")
+        return Outcome(
+            notes=["there is nothing to train on, and at_least is 0: the policy is handed on as it is", reasons]
+        )
+
+    def _ask_start(self, found: list[list[float]]) -> None:
+        gap = feedback.logprob_gap(self.rows, found) if self.on_policy else 0.0
+        if gap > feedback.MAX_GAP:
+            raise TrainingError(
+                f"stage {self.node.id}: the trainer's and the sampler's logprobs of the rollouts differ by {gap:.4f} nats "
+                f"a token, expected at most {feedback.MAX_GAP:g}: weights, tokenizer, temperature or precision differ "
+                "between them"
+            )
+        for row, values in zip(self.rows, found, strict=True):
+            row.reference_logprobs = values if self.reference else None
+
+    def _json(self, done: FitReport) -> dict[str, Any]:
+        tokens, trained = sum(len(r.ids) for r in self.rows), sum(r.trained for r in self.rows)
+        source = {"rows": len(self.rows), "tokens": tokens, "trained": trained}
+        share = round(trained / tokens, 6) if tokens else 0.0
+        fit = ("steps", "updates", "tokens", "trained_tokens", "first_loss", "last_loss")
+        return {
+            "sources": {self.node.params["signal"]: source | {"trained_share": share}},
+            "units": len(self.units),
+            "fit": {name: getattr(done, name) for name in fit},
+            "figures": done.metrics,
+        }
+
+
+def _signals(node: NodeContext) -> list[TeacherSignal]:
+    path = node.inputs["teach"] / "signals.jsonl"
+    try:
+        return [signal_from(line) for line in read_rows(path)]
+    except TypeError as e:
+        raise DataError(f"{path}: holds a signal that cannot be read ({e}); ask again: run the teach node anew") from e
+
+
+def _problems(node: NodeContext) -> dict[str, Problem]:
+    return {p.id: p for some in inputs.problem_sets(node).values() for p in some}

@@ -1,0 +1,191 @@
+"""Bodies of distillation from open teachers: a checkpoint made ready, and the stage itself."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from flows.context import NodeContext, Outcome
+from flows.work import inputs, training
+from flows.work.keeping import Keeper, load_weights
+from flows.work.reading import environments, records
+from specs.algorithms import ALGORITHMS
+from specs.alignment import Alignment
+from specs.distillation import OPD
+from specs.errors import DataError
+from specs.records import Demonstration, Trajectory
+from specs.routing import Route
+from specs.short_opd import ShortOPD
+from specs.teachers import ModelTeacher, PrivilegedTeacher
+from tasks.episodes.agents import agent_for
+from tasks.episodes.render import render_demonstration
+from tasks.episodes.shards import write_shards
+from tasks.files import write_json
+from tasks.learning.learner import Learner
+from tasks.learning.opening import Scoring, open_token_teacher
+from tasks.learning.privileged import ShownTeacher
+from tasks.loops.collect import drift_notes
+from tasks.loops.contexts import Contexts, solver
+from tasks.loops.distill import Distilling, DistillReport, train_opd
+from tasks.loops.order import ProblemOrder
+from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.shortening import Shortening
+from tasks.loops.token_lessons import Panel
+from tasks.policy.foreign import load_teacher, read_teacher, save_teacher
+from tasks.policy.store import LoadedPolicy
+from tasks.protocols import TokenTeacher
+from tasks.teachers.routing import rule_for, rules_of, weights_of
+from tasks.tokens.template import system_text
+
+_LAST_STEPS = 5
+"""Steps over which the receipt's figures are averaged."""
+
+
+def model(node: NodeContext) -> Outcome:
+    """Read a teacher's checkpoint; writes `policy/`, the files that a teacher is loaded from."""
+    spec = ModelTeacher.model_validate(node.params["teacher"])
+    node.progress("loading the teacher", None, {})
+    spec = spec.model_copy(update={"revision": node.params["digest"]})
+    teacher = read_teacher(spec, node.params["template"], Path(node.params["path"]))
+    save_teacher(teacher, node.out / "policy")
+    count = float(sum(p.numel() for p in teacher.model.parameters()))
+    return Outcome(metrics={"parameters": count}, notes=teacher.notes)
+
+
+def train(node: NodeContext) -> Outcome:
+    """Train by on-policy distillation; writes `policy/`, `curve.json` and `trajectories/`."""
+    spec = ALGORITHMS.validate(node.params["algorithm"])
+    assert isinstance(spec, OPD), f"{type(spec).__name__} does not distil on the policy's rollouts"
+    policy = inputs.start_policy(node)
+    learner = training.learner_for(node, policy, spec.optimizer, spec.steps * spec.updates_per_batch)
+    arena, sampler = inputs.arena(node, policy)
+    keeper = Keeper(RolloutStore(node.checkpoints / "rollouts"))
+    stage = Distilling(
+        spec=spec,
+        problems=ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node)),
+        panel=panel(node, policy, spec.over.kind),
+        seed=node.seed,
+        max_length=policy.config.max_length,
+        load_weights=partial(load_weights, sampler, learner, node.id),
+        demonstrations=_demonstrations(node, policy) if spec.demonstrations else (),
+        shape=Shortening(spec, arena.max_new_tokens) if isinstance(spec, ShortOPD) else None,
+        keep=keeper.keep,
+        before_save=keeper.flush,
+    )
+    report = train_opd(learner, arena, stage, inputs.hooks(node))
+    inputs.save_result(node, policy, learner, report.probe)
+    kept = keeper.all(spec.steps)
+    write_shards(node.out / "trajectories", kept)
+    write_json(node.out / "curve.json", _curve(report))
+    notes = [*inputs.precision_notes(node), *inputs.empty_notes(node), *_notes(report, spec), *drift_notes(kept)]
+    return Outcome(metrics=_metrics(report), cost=_cost(report, learner), notes=notes)
+
+
+def panel(node: NodeContext, policy: LoadedPolicy, over: Any) -> Panel:
+    """Return the stage's teachers, loaded, and what each weighs by problem. ProgramError where one cannot be compared."""
+    names = list(node.params["teachers"])
+    scoring = Scoring(
+        inputs.precision(node, "precision"), inputs.execution(node).micro_batch_tokens, inputs.device(node)
+    )
+    teachers: list[TokenTeacher] = []
+    system = _system(node)
+    for name in names:
+        align = Alignment.model_validate(node.params["teachers"][name].get("align") or {})
+        loaded = load_teacher(node.inputs[f"teacher.{name}"] / "policy")
+        opened = open_token_teacher(name, loaded, policy, align, scoring=scoring, over=over, system=system)
+        teachers.append(_shown(node, policy, opened, node.params["teachers"][name]))
+    return Panel(teachers, _weights(node, names))
+
+
+def _system(node: NodeContext) -> Callable[[Trajectory], str]:
+    """Return what a template with a system turn says there of a trajectory's problem."""
+    problems = {p.id: p for found in inputs.problem_sets(node).values() for p in found}
+    agent, worlds = agent_for(inputs.agent_spec(node)), environments(node)
+
+    def of(trajectory: Trajectory) -> str:
+        problem = problems.get(trajectory.problem_id)
+        return system_text(worlds[trajectory.environment].tools(problem), agent.instruction)
+
+    return of
+
+
+def _shown(node: NodeContext, policy: LoadedPolicy, teacher: Any, spec: dict[str, Any]) -> TokenTeacher:
+    """Return the teacher, with what it is shown where it is a privileged one."""
+    if spec["kind"] != "privileged":
+        return teacher
+    told = PrivilegedTeacher.model_validate(spec)
+    problems = {p.id: p for found in inputs.problem_sets(node).values() for p in found}
+    solve = solver(environments(node), problems, agent_for(inputs.agent_spec(node)), node.seed)
+    contexts = Contexts(policy.template, told.shows, policy.config.max_length, solve)
+    return ShownTeacher(teacher, lambda trajectories: contexts.prefixes(trajectories).ids)
+
+
+def _weights(node: NodeContext, names: Sequence[str]) -> Any:
+    """Return what gives each teacher its weight for a trajectory, by the rules over its problem."""
+    adapter: TypeAdapter[list[Route]] = TypeAdapter(list[Route])
+    rules = rules_of(adapter.validate_python(node.params["routing"]))
+    problems = {p.id: p for found in inputs.problem_sets(node).values() for p in found}
+
+    def of(trajectory: Trajectory) -> list[float]:
+        rule = rule_for(problems[trajectory.problem_id], rules)
+        found = {} if rule.route.reject else weights_of(rule.route, trajectory.problem_type, {})
+        return [found.get(name, 0.0) for name in names]
+
+    return of
+
+
+def _demonstrations(node: NodeContext, policy: LoadedPolicy) -> list[Trajectory]:
+    """Return the stage's demonstrations in the policy's tokens. DataError where its data hold none."""
+    agent, worlds = agent_for(inputs.agent_spec(node)), environments(node)
+    found = [r for name in inputs.filled(node) for r in records(node, name) if isinstance(r, Demonstration)]
+    if not found:
+        raise DataError(
+            f"{node.id}: demonstrations is above 0, but none of its data sets holds any; add one to the stage's data"
+        )
+    return [
+        render_demonstration(r, agent, policy.template, worlds[r.problem.environment].tools(r.problem)) for r in found
+    ]
+
+
+def _curve(report: DistillReport) -> dict[str, Any]:
+    steps = [{"step": i + 1} | line for i, line in enumerate(report.curve)]
+    return {"steps": steps, "skipped_steps": report.skipped_steps, "dropped": report.dropped}
+
+
+def _metrics(report: DistillReport) -> dict[str, float | None]:
+    """Return figures of the last steps; those of the first as `first_…`."""
+    first, last = report.curve[0], report.curve[-_LAST_STEPS:]
+    names = ("success", "reward_mean", "teacher_gap", "divergence", "coverage", "truncated", "policy_tokens", "entropy")
+    metrics: dict[str, float | None] = {}
+    for name in (*names, "logprob_gap", "overlap", "kept_tokens", "completion_limit", "looping"):
+        given = [line[name] for line in last if name in line]
+        if given:
+            metrics[name] = sum(given) / len(given)
+    firsts = {f"first_{n}": first[n] for n in ("success", "teacher_gap") if n in first}
+    return metrics | firsts | {"skipped_steps": float(report.skipped_steps)}
+
+
+def _cost(report: DistillReport, learner: Learner) -> dict[str, float]:
+    return {
+        "rollouts": float(report.rollouts),
+        "tokens": float(report.policy_tokens),
+        "taught_tokens": float(report.taught_tokens),
+        "steps": float(learner.updates),
+    }
+
+
+def _notes(report: DistillReport, spec: OPD) -> list[str]:
+    notes = list(report.notes)
+    if report.skipped_steps:
+        notes.append(
+            f"{report.skipped_steps} of {spec.steps} steps made no update: no token had a weight, or all agreed"
+        )
+    silent = report.trained_tokens - report.taught_tokens
+    if report.missing_logprobs:
+        notes.append(f"{report.missing_logprobs} tokens have no logprob of the sampler and did not train")
+    if silent > 0:
+        notes.append(f"no teacher said anything about {silent} tokens; they did not train")
+    notes += [f"{n} trajectories left out of the loss: {reason}" for reason, n in sorted(report.dropped.items())]
+    return notes

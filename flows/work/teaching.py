@@ -1,0 +1,201 @@
+"""Body of the node that asks black-box teachers about another node's rollouts.
+
+Writes `signals.jsonl` (one answer a line), `signals.json` (counts, scorecard) and `notes/calls.jsonl` (what was paid for them).
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from flows.context import NodeContext, Outcome
+from flows.work.lines import write_rows
+from flows.work.reading import environments, problems
+from specs.errors import DataError, StateError
+from specs.prompting import prompt as prompt_of
+from specs.records import Problem, TeacherSignal, Trajectory
+from specs.reward import Reward
+from specs.routing import TEACHERS, Route
+from specs.teachers import BlackBox, EnsembleTeacher, OpenAITeacher, ScriptedTeacher
+from specs.verifiers import Verifier
+from tasks.episodes.seeds import derive, world_seed
+from tasks.episodes.shards import read_shards
+from tasks.evidence.verifiers import verifier_for
+from tasks.files import write_durable, write_json
+from tasks.loops.annotate import Desk, annotate
+from tasks.loops.trying import Trial
+from tasks.protocols import Environment
+from tasks.teachers.asking import asks_for
+from tasks.teachers.budget import Caps
+from tasks.teachers.client_openai import OpenAIClient, Setting
+from tasks.teachers.ensemble import Judge
+from tasks.teachers.ledger import CallLedger
+from tasks.teachers.replies import Teacher
+from tasks.teachers.routing import Routed, Tally, route
+from tasks.teachers.scorecard import scorecard, tallies
+from tasks.teachers.scripted import ScriptedClient
+
+Json = dict[str, Any]
+_UNIT = 2**63
+
+
+def teach(node: NodeContext) -> Outcome:
+    """Ask each problem's teacher; what the ledger knows is not asked, or paid for, again."""
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write every address into the log
+    trajectories = list(read_shards(node.inputs["rollouts"] / "trajectories"))
+    worlds = environments(node)
+    asked_of = _problems(node, trajectories)
+    asks, skipped = asks_for(node.params["asking"], trajectories, asked_of, lambda p: worlds[p.environment].tools(p))
+    about = list({a.problem.id: a.problem for a in asks}.values())
+    routes = [Route.model_validate(r) for r in node.params["routing"]]
+    routed = route(about, routes, lambda text: _number(node.seed, "route", text), _history(node))
+    instruction = prompt_of(node.params["prompt"])
+    ledger = CallLedger(_ledger_path(node))
+    desk = _desk(node, ledger, worlds, instruction.text)
+    signals = annotate(asks, routed.teacher, desk, instruction.version)
+    write_rows(node.out / "signals.jsonl", signals)
+    lines = list(ledger.lines(c for s in signals for c in s.calls))
+    _write_calls(node.out / "notes" / "calls.jsonl", lines)
+    told = _summary(node, signals, skipped, routed, {t.id: t for t in trajectories})
+    write_json(node.out / "signals.json", told)
+    return _outcome(signals, told, desk)
+
+
+def _problems(node: NodeContext, trajectories: list[Trajectory]) -> dict[str, Problem]:
+    """Return the problems of the rollouts by id. DataError where one is in none of the node's data sets."""
+    held = [name for name in node.params["data"] if f"data.{name}" in node.inputs]
+    known = {p.id: p for name in held for p in problems(node, name)}
+    missing = sorted({t.problem_id for t in trajectories} - set(known))
+    if missing:
+        raise DataError(
+            f"{node.id}: {len(missing)} problems of the rollouts are in none of {', '.join(node.params['data'])}, for "
+            f"example {missing[0]}; run the rollouts again"
+        )
+    return known
+
+
+def _number(seed: int, *parts: str) -> float:
+    """Return a number in [0, 1) that depends on the seed and the parts alone."""
+    return derive(seed, *parts) / _UNIT
+
+
+def _ledger_path(node: NodeContext) -> Path:
+    """Return the ledger of the program: all its nodes and runs share it."""
+    home = node.home if node.home is not None else node.checkpoints
+    return home / "teachers" / node.params["access"]["program"] / "calls.jsonl"
+
+
+def _history(node: NodeContext) -> Tally:
+    """Return what verifiers said of earlier answers of the program."""
+    cards: list[Json] = []
+    for name, folder in node.inputs.items():
+        if name.startswith("history."):
+            try:
+                cards.append(json.loads((folder / "signals.json").read_text(encoding="utf-8"))["scorecard"])
+            except (OSError, ValueError, KeyError) as e:
+                raise StateError(f"{folder}/signals.json: cannot be read ({e}); run {name} again") from e
+    return tallies(cards)
+
+
+def _desk(node: NodeContext, ledger: CallLedger, worlds: dict[str, Environment], prompt: str) -> Desk:
+    access: Json = node.params["access"]
+    specs: dict[str, BlackBox] = {}
+    clients: dict[str, Teacher] = {}
+    for name, who in node.params["teachers"].items():
+        spec: Any = TEACHERS.validate({**who, **access["teachers"].get(name, {}), "gives": [node.params["signal"]]})
+        specs[name] = spec
+        match spec:
+            case OpenAITeacher():
+                clients[name] = OpenAIClient(name, spec, _setting(node, ledger, name, spec))
+            case ScriptedTeacher():
+                draw = lambda text, n=name: _number(node.seed, "noise", n, text)  # noqa: E731
+                clients[name] = ScriptedClient(spec, worlds[spec.environment], world_seed, draw)
+            case EnsembleTeacher():
+                pass
+            case _:
+                raise StateError(f"{node.id}: teacher {name} is of kind {spec.kind}, which is not asked in words")
+    return Desk(specs, clients, prompt, _trial(node, worlds))
+
+
+def _trial(node: NodeContext, worlds: dict[str, Environment]) -> Judge | None:
+    """Return how good a correction is, where an ensemble keeps the best one."""
+    if "reward" not in node.params:
+        return None
+    adapter: TypeAdapter[Verifier] = TypeAdapter(Verifier)
+    specs = {name: adapter.validate_python(spec) for name, spec in node.params["verifiers"].items()}
+    made = {name: verifier_for(name, spec) for name, spec in specs.items()}
+    trial = Trial(worlds, made, Reward.model_validate(node.params["reward"]))
+    return lambda ask, content: trial.worth(ask.problem, ask.candidates[0], content)
+
+
+def _setting(node: NodeContext, ledger: CallLedger, name: str, spec: OpenAITeacher) -> Setting:
+    def tell(done: int, total: int, usd: float) -> None:
+        node.progress(f"asking {name}", done / max(1, total), {"calls": float(done), "dollars": usd})
+
+    caps = Caps(spec.cap_usd, spec.cap_calls, node.params["access"]["teacher_usd"])
+    return Setting(ledger, node.id, os.environ, caps, node.stop, tell)
+
+
+def _write_calls(path: Path, lines: list[Json]) -> None:
+    """Write the ledger's lines of these answers, those of one call together; their times are no part of the result."""
+    path.parent.mkdir(exist_ok=True)
+    write_durable(path, "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in lines))
+
+
+def _summary(
+    node: NodeContext,
+    signals: list[TeacherSignal],
+    skipped: dict[str, int],
+    routed: Routed,
+    by_id: dict[str, Trajectory],
+) -> Json:
+    return {
+        "signal": node.params["signal"],
+        "prompt": node.params["prompt"],
+        "asked": len(signals),
+        "answered": sum(s.content is not None for s in signals),
+        "skipped": skipped,
+        "rules": {str(i): n for i, n in sorted(routed.rules.items())},
+        "by_default": dict(sorted(routed.by_default.items())),
+        "scorecard": scorecard(signals, by_id),
+    }
+
+
+def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk) -> Outcome:
+    notes = [_card_words(name, card) for name, card in told["scorecard"].items()]
+    if told["skipped"]:
+        notes.append("not asked about: " + ", ".join(f"{n} {why}" for why, n in told["skipped"].items()))
+    if told["by_default"]:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in told["by_default"].items())
+        notes.append(f"routing: the last rule decided for {kinds}")
+    asked = {s.teacher for s in signals}
+    members = {m for n in asked for m in getattr(desk.specs[n], "members", {})}
+    idle = [n for n in desk.specs if n not in asked and n not in members]
+    if idle:
+        notes.append(f"no problem went to {', '.join(idle)}")
+    paid = [c for c in desk.clients.values() if isinstance(c, OpenAIClient)]
+    metrics: dict[str, float | None] = {"asked": float(told["asked"]), "answered": float(told["answered"])}
+    for name, card in told["scorecard"].items():
+        metrics[f"agreement.{name}"] = card["agreement"]["rate"]
+        if card["agreement"]["rate"] is None:
+            notes.append(f"agreement.{name} is missing: the verifiers say nothing that can be compared")
+    return Outcome(
+        metrics=metrics,
+        cost={
+            "teacher_calls": float(sum(c.requests for c in paid)),
+            "teacher_usd": round(sum(c.usd for c in paid), 6),
+        },
+        notes=notes,
+    )
+
+
+def _card_words(name: str, card: Json) -> str:
+    failed = ", ".join(f"{n} {why}" for why, n in card["failures"].items())
+    words = f"{name} ({card['revision']}): {card['answered']} of {card['asked']} questions answered"
+    words += f" ({failed})" if failed else ""
+    if (rate := card["agreement"]["rate"]) is not None:
+        words += f", agrees with the verifiers in {rate:.0%} of {card['agreement']['judged']} comparisons"
+    return words + (f", ${card['usd']:.4f}" if card["usd"] else "")

@@ -1,0 +1,25 @@
+"""Numbers with bounds that several algorithms take, and settings that another one makes idle."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from specs.base import Positive, Spec
+
+AtLeastTwo = Annotated[int, Field(ge=2)]
+NotNegative = Annotated[float, Field(ge=0.0)]
+AboveOne = Annotated[float, Field(gt=1.0)]
+Band = Annotated[tuple[Positive, Positive], Field(strict=False)]
+"""Two ratios, the lower first, written as a list; both belong to the band."""
+
+
+def in_order(band: tuple[float, float] | None, name: str) -> None:
+    """Refuse two ratios of which the first is higher."""
+    if band is not None and band[0] > band[1]:
+        raise ValueError(f"{name}: found {list(band)}, expected the lower ratio first")
+
+
+def unread(spec: Spec, name: str, why: str) -> None:
+    """Refuse a setting that another one makes idle; its default passes, as a stored spec has every field."""
+    if getattr(spec, name) != type(spec).model_fields[name].default:
+        raise ValueError(f"{name} is not read {why}")

@@ -1,0 +1,164 @@
+"""Self-teaching: a policy gradient that a frozen or privileged self helps, token by token."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from specs.base import Count, Flag, Name, Positive, Share, Spec
+from specs.policy_gradient import Clipped, NotNegative, PolicyGradient, unread
+from specs.replay import Curriculum
+
+Form = Literal["success_distill", "redistribute", "gated"]
+
+
+class Privileged(Spec):
+    """What the teaching self is shown beside the problem; the policy itself never sees it."""
+
+    shows: list[Literal["sibling", "feedback", "reference"]] = ["sibling"]
+    """What its context holds, the first that there is: a success of the same group that is not the row's own, the
+    verifiers' evidence, or the environment's own solution. Empty: the earlier self alone teaches."""
+    max_tokens: Count = 96
+    """Longest text that is shown; a longer one is not cut but left out, and counted."""
+    sync_every: Count = 4
+    """Steps after which the teaching copy takes over the policy's weights; in between it is frozen."""
+
+
+class Redistribute(Spec):
+    """RLSD: the teacher moves an advantage between the tokens of its trajectory; its sign stays the verifier's."""
+
+    mix: Share = 0.5
+    """Share of the advantage that is redistributed at the first step."""
+    decay_steps: Count = 50
+    """Steps over which that share falls to nothing."""
+    clip: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """A token's weight stays within 1 minus and 1 plus this."""
+
+
+class Gated(Spec):
+    """SDAR: the likelihood of the policy's own tokens, each by how much more the teacher likes it."""
+
+    coef: Positive = 0.01
+    sharpness: Positive = 5.0
+    """The gate is sigmoid(sharpness x (teacher's logprob - policy's logprob))."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the coefficient rises from nothing."""
+
+
+class SuccessDistill(Spec):
+    """Verified successes of a frozen self teach the policy, beside the policy gradient on its own rollouts."""
+
+    coef: Positive = 0.1
+    """Weight of the distillation, which has a denominator of its own."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the coefficient rises from nothing."""
+    tokens: Literal["selected", "top_k", "tool_call", "action"] = "selected"
+    """Which tokens learn: those that the policy is least sure of; all of them, from the frozen self's likeliest tokens;
+    the names and argument values of tool calls; or whole turns that hold a usable call."""
+    share: Share = 0.5
+    """Share of the tokens that `selected` takes, by the policy's entropy."""
+    top_k: Count = 32
+    """Tokens of the frozen self's distribution that `top_k` holds; what is left is one bucket."""
+    shortness: Annotated[float, Field(ge=1.0)] = 1.2
+    """Factor of a success that is shorter than its problem type's usual one."""
+    exploration: Annotated[float, Field(gt=0.0, le=1.0)] = 0.3
+    """Share of the step's problems that the policy itself tries; they alone carry the policy gradient."""
+    final_temperature: Positive | None = None
+    """Temperature of the policy's own tries at the last step, reached linearly; the same throughout where left out."""
+    min_reward: float | None = None
+    """Reward from which a verified success is taught; any where left out."""
+
+    @model_validator(mode="after")
+    def _choice_is_read(self) -> Self:
+        if self.tokens != "selected":
+            unread(self, "share", f"with tokens: {self.tokens}; only selected takes a share")
+        if self.tokens != "top_k":
+            unread(self, "top_k", f"with tokens: {self.tokens}; only top_k reads a distribution")
+        return self
+
+
+class Snapshot(Spec):
+    """The frozen self, and when the policy takes its place: by promotion, never by itself."""
+
+    every: Count = 5
+    """Steps after which a promotion is considered."""
+    min_gain: float = 0.0
+    """The policy's mean success since then must exceed the snapshot's by at least this."""
+
+
+class CollapseGuard(Spec):
+    """Rules that stop a self-taught stage before it only repeats itself."""
+
+    min_entropy: NotNegative = 0.0
+    """Mean entropy of a token, in nats, below which a step counts as collapsed; 0 asks for nothing."""
+    max_repeated: Share = 0.98
+    """Share of trajectories that repeat another of their group, from which a step counts as collapsed."""
+    max_drop: Share = 0.3
+    """Fall of success below the best mean of `patience` steps that counts as collapsed."""
+    patience: Count = 5
+    """Collapsed steps in a row after which the stage stops; also the steps that success is averaged over."""
+    cut_first: Flag = True
+    """Set the self-teaching coefficient to 0 at the first collapsed step after a fall of success, before it comes to a stop."""
+
+
+class SelfTaught(PolicyGradient, Clipped):
+    """What the self-teaching algorithms share: GRPO's clipped surrogate, and one of three forms of self-teaching."""
+
+    form: Form = "success_distill"
+    """Verified successes of a frozen self; or as published: redistribute (RLSD), gated (SDAR)."""
+    privileged: Privileged = Privileged()
+    """Read by redistribute and gated."""
+    redistribute: Redistribute = Redistribute()
+    gated: Gated = Gated()
+    success_distill: SuccessDistill = SuccessDistill()
+    snapshot: Snapshot = Snapshot()
+    """Read by success_distill."""
+    guard: CollapseGuard = CollapseGuard()
+    std_floor: Positive = 1e-6
+    """Added to the standard deviation of a group's rewards."""
+
+    @model_validator(mode="after")
+    def _form_reads_it(self) -> Self:
+        own = {"success_distill": ("success_distill", "snapshot"), "redistribute": ("redistribute", "privileged")}
+        own["gated"] = ("gated", "privileged")
+        for name in ("redistribute", "gated", "success_distill", "snapshot", "privileged"):
+            if name not in own[self.form]:
+                unread(self, name, f"with form: {self.form}; it reads {' and '.join(own[self.form])}")
+        return self
+
+
+class RLSD(SelfTaught):
+    """Reinforcement learning from verified rewards with self-distillation, at every step."""
+
+    type: Literal["rlsd"]
+
+
+class SelfDistilled(SelfTaught):
+    """Iterative self-distillation: a self that is frozen between promotions teaches by its verified successes."""
+
+    type: Literal["self_distilled"]
+    snapshot: Snapshot = Snapshot(every=10)
+    """Read by success_distill."""
+
+
+class SelfEvolve(SelfTaught):
+    """Self-evolution: problems that grow with success, and verified experience of other policies beside its own."""
+
+    type: Literal["self_evolve"]
+    curriculum: Curriculum | None = Curriculum()
+    """Which problems come up, by how often they are solved; passes over all of them where null."""
+    experience: list[Name] = []
+    """Earlier policy-gradient stages, also of other branches, whose verified rollouts teach too. Read by
+    success_distill."""
+    experience_per_step: Count = 16
+    """How many of them a step takes."""
+
+    @model_validator(mode="after")
+    def _experience_is_read(self) -> Self:
+        if self.form != "success_distill":
+            unread(self, "experience", f"with form: {self.form}; success_distill teaches what was verified")
+        if not self.experience:
+            unread(self, "experience_per_step", "without experience")
+        return self
+
+
+SelfTaughtAlgorithm = RLSD | SelfDistilled | SelfEvolve

@@ -1,0 +1,242 @@
+"""Checks of teachers: who is asked, for what, and whether they can give it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specs.checks import Checks, kind_of
+from specs.positions import KeyPath, listed
+from specs.program import Program
+from specs.routing import LADDER, Signal, Taught
+
+_FROZEN = ("init", "start", "champion", "previous")
+_WHOLE: tuple[Signal, ...] = ("score", "rank", "sample")
+"""Signals about whole trajectories."""
+_USUAL_WEIGHT = (0.005, 0.5)
+"""Of a teacher's term beside a policy gradient."""
+_LONG = 6
+"""Turns from which on a signal about a whole trajectory says little about each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The signal that a stage learns from, its teachers, and why it is no finer one."""
+
+    signal: Signal | None
+    """None where there is none that all teachers give and the stage can use."""
+    teachers: tuple[str, ...]
+    downgrades: tuple[str, ...] = ()
+    """A sentence for each finer signal that the stage could use and some teacher does not give."""
+
+
+def named(program: Program, learner: Any) -> dict[str, float]:
+    """Return the teachers that a learner names, or that the routing has for any problem, with their weights."""
+    if learner.teachers is not None:
+        return dict(learner.teachers)
+    if not program.routing and len(program.teachers) == 1:
+        return dict.fromkeys(program.teachers, 1.0)
+    return {name: w for rule in program.routing for name, w in rule.teachers.items()}
+
+
+def usable(learner: Any) -> tuple[Signal, ...]:
+    """Return the signals that a learner may take, finest first."""
+    return learner.usable if isinstance(learner, Taught) else ("logprobs",)
+
+
+def choice(program: Program, learner: Any) -> Choice:
+    """Return the finest signal that all its teachers give and the learner can use."""
+    teachers = [t for t in named(program, learner) if t in program.teachers]
+    told: list[str] = []
+    for signal in sorted(usable(learner), key=LADDER.index):
+        lacking = [t for t in teachers if signal not in program.teachers[t].gives]
+        if teachers and not lacking:
+            return Choice(signal, tuple(teachers), tuple(told))
+        if lacking:
+            told.append(f"{signal} is not given by {listed(lacking)}")
+    return Choice(None, tuple(teachers), tuple(told))
+
+
+def learners(program: Program) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield whatever learns from teachers of the roster, with its place: algorithms, and terms beside them."""
+    stages: list[tuple[KeyPath, Any]] = [(("stages", i), s) for i, s in enumerate(program.stages)]
+    if program.flywheel is not None:
+        rounds = program.flywheel.round.stages
+        stages += [(("flywheel", "round", "stages", i), s) for i, s in enumerate(rounds)]
+    for path, stage in stages:
+        if hasattr(stage.algorithm, "teachers"):
+            yield (*path, "algorithm"), stage.algorithm
+        term = getattr(stage.algorithm, "distill", None)
+        if term is not None and hasattr(term, "teachers"):
+            yield (*path, "algorithm", "distill"), term
+
+
+def used_teachers(program: Program) -> list[str]:
+    """Return the teachers that something asks, members of ensembles among them, in the roster's order."""
+    used = {name for _, learner in learners(program) for name in named(program, learner)}
+    for name in list(used):
+        teacher = program.teachers.get(name)
+        if teacher is not None and teacher.kind == "ensemble":
+            used |= set(teacher.members)
+    return [name for name in program.teachers if name in used]
+
+
+def teachers_data(program: Program) -> list[str]:
+    """Return the data sets that teachers are trained on, of those that something asks."""
+    found = [program.teachers[name] for name in used_teachers(program)]
+    return list(dict.fromkeys(name for t in found if t.kind == "trained" for name in t.reads))
+
+
+def teachers(c: Checks) -> None:
+    """Check the roster, the routing, and what stages want of both."""
+    for name, teacher in c.program.teachers.items():
+        _teacher(c, ("teachers", name), teacher)
+    _routing(c)
+    found = list(learners(c.program))
+    for path, learner in found:
+        _learner(c, path, learner)
+    used = used_teachers(c.program)
+    for name in c.program.teachers:
+        if name not in used:
+            c.odd(("teachers", name), "is asked by no stage; it is not looked at")
+    if c.program.routing and all(x.teachers is not None for _, x in found):
+        c.odd(("routing",), "no stage asks by these rules")
+
+
+def _teacher(c: Checks, path: KeyPath, teacher: Any) -> None:
+    c.once((*path, "gives"), teacher.gives)
+    for i, signal in enumerate(teacher.gives):
+        if signal not in teacher.can:
+            text = (
+                f"found {signal}, which a teacher of kind {teacher.kind} cannot give; it can give {listed(teacher.can)}"
+            )
+            c.wrong((*path, "gives", i), text)
+    match teacher.kind:
+        case "openai":
+            _openai(c, path, teacher)
+        case "scripted":
+            _scripted(c, path, teacher)
+        case "ensemble":
+            _ensemble(c, path, teacher)
+        case "trained":
+            _trained(c, path, teacher)
+        case "earlier_self" | "privileged":
+            rounds = [] if c.program.flywheel is None else [s.id for s in c.program.flywheel.round.stages]
+            c.known((*path, "of"), teacher.of, [*c.stages, *rounds, *_FROZEN], "a stage, or a frozen policy")
+        case _:
+            pass
+
+
+def _trained(c: Checks, path: KeyPath, teacher: Any) -> None:
+    texts: KeyPath = (*path, "init", "tokenizer", "train_on")
+    for name in teacher.reads:
+        at: KeyPath = (*path, "data") if name in teacher.data else texts
+        if c.known_set(at, name) and kind_of(c, name) != "demonstrations":
+            c.wrong(at, f"found {name}, which holds {kind_of(c, name)}; expected demonstrations")
+
+
+def _openai(c: Checks, path: KeyPath, teacher: Any) -> None:
+    if "${" in teacher.model:
+        c.wrong((*path, "model"), "found a reference, but the model's name is part of every key; write the name")
+    if teacher.cap_usd is not None and teacher.price is None:
+        c.wrong(
+            (*path, "cap_usd"),
+            "needs price: {input: …, output: …} (dollars per million tokens); without it nothing is counted",
+        )
+    if teacher.max_tokens_limit < teacher.max_tokens:
+        text = f"found {teacher.max_tokens_limit}, expected at least max_tokens ({teacher.max_tokens})"
+        c.wrong((*path, "max_tokens_limit"), text)
+
+
+def _scripted(c: Checks, path: KeyPath, teacher: Any) -> None:
+    if c.known((*path, "environment"), teacher.environment, c.program.environments, "an environment"):
+        spec = c.program.environments[teacher.environment]
+        if spec.kind == "process":
+            text = f"found {teacher.environment}, whose program solves nothing; expected an environment of kind order_desk or bfcl"
+            c.wrong((*path, "environment"), text)
+
+
+def _ensemble(c: Checks, path: KeyPath, teacher: Any) -> None:
+    for name in teacher.members:
+        at = (*path, "members", name)
+        if not c.known(at, name, c.program.teachers, "a teacher"):
+            continue
+        member = c.program.teachers[name]
+        if member.kind not in ("openai", "scripted"):
+            c.wrong(at, f"found {name}, which is of kind {member.kind}; expected openai or scripted")
+            continue
+        lacking = [s for s in teacher.gives if s not in member.gives]
+        if lacking:
+            c.wrong(
+                at, f"{name} does not give {listed(lacking)}, which the ensemble gives; add it there, or remove it here"
+            )
+    if teacher.combine == "best" and list(teacher.gives) != ["sample"]:
+        c.wrong((*path, "combine"), "found best, which chooses among corrections; expected gives: [sample]")
+
+
+def _routing(c: Checks) -> None:
+    rules = c.program.routing
+    for i, rule in enumerate(rules):
+        path: KeyPath = ("routing", i)
+        last = i == len(rules) - 1
+        for name in rule.teachers:
+            c.known((*path, "teachers", name), name, c.program.teachers, "a teacher")
+        if bool(rule.teachers) == rule.reject:
+            c.wrong(path, "expected either teachers, or reject: true")
+        if rule.reject and not last:
+            c.wrong((*path, "reject"), "only the last rule may reject")
+        if last and rule.when is not None:
+            text = "the last rule has a condition, so a problem may find no teacher; expected a last rule without when,"
+            c.wrong((*path, "when"), f"{text} with teachers or with reject: true")
+        if not last and rule.when is None:
+            c.wrong(
+                path,
+                f"has no condition, so no later rule is ever reached; write when, or remove the {len(rules) - 1 - i} after it",
+            )
+        if rule.history is not None and len(rule.teachers) < 2:
+            c.wrong((*path, "history"), "has no effect with one teacher")
+
+
+def _learner(c: Checks, path: KeyPath, learner: Any) -> None:
+    program = c.program
+    if not program.teachers:
+        c.wrong(path, "needs a teacher; write teachers: {NAME: {kind: …}}")
+        return
+    at = (*path, "teachers") if learner.teachers is not None else path
+    asked = named(program, learner)
+    for name in asked if learner.teachers is not None else ():
+        c.known((*at, name), name, program.teachers, "a teacher")
+    if not asked:
+        c.wrong(path, f"which teacher is asked? Write routing, or teachers: {{{next(iter(program.teachers))}: 1.0}}")
+        return
+    _weight(c, path, learner)
+    found = choice(program, learner)
+    if found.signal == "logprobs" and learner.teachers is None and any(r.history for r in program.routing):
+        c.odd(
+            ("routing",),
+            "history moves the weights of teachers that answer in words; probabilities are combined as written",
+        )
+    if found.signal is None:
+        _nothing_to_learn(c, at, learner, found)
+    elif found.signal in _WHOLE and isinstance(learner, Taught) and _longest(program) >= _LONG:
+        text = f"learns from {found.signal}, which says one thing about up to {_longest(program)} turns"
+        c.odd(path, f"{text}; a teacher that gives critique or action says which turn it is about")
+
+
+def _weight(c: Checks, path: KeyPath, learner: Any) -> None:
+    """Report a weight of a teacher's term at which it hardly counts, or hardly anything else does."""
+    low, high = _USUAL_WEIGHT
+    for name in ("coef", "coef_end"):
+        value = getattr(learner, name, None)
+        if value and not low <= value <= high:
+            text = "hardly counts beside the reward" if value < low else "leaves the reward little to say"
+            c.odd((*path, name), f"found {value:g}, at which the teacher {text}; usual is {low:g} to {high:g}")
+
+
+def _nothing_to_learn(c: Checks, at: KeyPath, learner: Any, found: Choice) -> None:
+    gives: Mapping[str, Any] = {t: list(c.program.teachers[t].gives) for t in found.teachers}
+    words = "; ".join(f"{t} gives {', '.join(g)}" for t, g in gives.items())
+    c.wrong(at, f"needs {listed(usable(learner))}, but {words}; ask others, or another algorithm")
+
+
+def _longest(program: Program) -> int:
+    return max(e.max_turns for e in program.environments.values())

@@ -1,0 +1,35 @@
+"""The scorecard of teachers: what was asked, what came of it, what it cost, and what verifiers think of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.judging.tables import cell, name_cell, table
+
+_HEAD = (
+    "node", "signal", "teacher", "who", "asked", "answered", "no answer", "dollars", "per answer", "agrees with verifiers",
+    "agreement by problem type",
+)  # fmt: skip
+
+
+def render_teachers(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the section; nothing where no teacher was asked. `found` are the `signals.json` of nodes, with `node`."""
+    rows = [_row(f, name, card) for f in found for name, card in f["scorecard"].items()]
+    if not rows:
+        return ""
+    hint = (
+        "A score counts as agreeing where 0.5 or more goes with a success, an order in each pair of a success and a "
+        "failure, a critique where an error is named in failures alone."
+    )
+    return f'<h2>Teachers</h2>{table(_HEAD, rows, (4, 5, 7, 8))}<p class="hint">{hint}</p>'
+
+
+def _row(found: Mapping[str, Any], name: str, card: Mapping[str, Any]) -> list[str]:
+    agreement = card["agreement"]
+    failures = ", ".join(f"{n} {why}" for why, n in card["failures"].items())
+    rate = "–" if agreement["rate"] is None else f"{agreement['rate']:.1%} of {agreement['judged']}"
+    kinds = ", ".join(f"{kind} {agreed / judged:.0%}" for kind, (agreed, judged) in agreement["by_type"].items())
+    return [
+        name_cell(found["node"]), cell(found["signal"]), name_cell(name), cell(card["revision"]), cell(card["asked"]),
+        cell(card["answered"]), cell(failures or "–"), cell(float(card["usd"]), ",.4f"),
+        cell(card["usd_per_signal"], ",.4f"), cell(rate), cell(kinds or "–"),
+    ]  # fmt: skip

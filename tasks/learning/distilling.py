@@ -1,0 +1,219 @@
+"""Divergence from teachers over the whole vocabulary, a chunk of tokens at a time: no (tokens, vocabulary) tensor exists.
+
+The gradient is made on the way forward, where the logits of a chunk are at hand; nothing is projected twice. This can be
+as the weights of the tokens in the loss are known before.
+
+N chosen tokens, D width, V vocabulary, M teachers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from specs.distillation import Direction, Distillation, SampledTokens, TopTokens
+from tasks.learning.divergences import (
+    Kind,
+    Listed,
+    confidence_weights,
+    divergence,
+    entropy,
+    listed_divergence,
+    log_linear,
+    mixture,
+)
+from tasks.learning.head import arithmetic
+
+CHUNK_NUMBERS = 2_000_000
+"""Logits of one model that exist at a time."""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What M teachers make of N tokens: hidden states, heads, and weights that sum to 1 over the teachers."""
+
+    states: list[Tensor]
+    heads: list[Tensor]
+    weights_MN: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How distributions are compared: read off `Distillation` once for rows of one origin."""
+
+    kind: Kind
+    listed: Listed | None
+    temperature: float
+    combine: Literal["mixture", "log_linear", "sum"]
+    by_confidence: bool
+    most: float | None
+
+
+@dataclass(slots=True)
+class Distilled:
+    """The weighted sum of the divergences, differentiable, and constants by token."""
+
+    loss: Tensor
+    divergence_N: Tensor
+    logprobs_N: Tensor
+    """Of the targets, at the sampling temperature."""
+    entropy_N: Tensor
+    figures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """By name, weighted sums."""
+
+
+def measure_of(spec: Distillation, *, own_tokens: bool) -> Measure:
+    """Return how to compare; `own_tokens`: the policy wrote them, else they are demonstrations."""
+    over = spec.over
+    assert not isinstance(over, SampledTokens), "sampled tokens are compared without a distribution"
+    direction: Direction = ("reverse" if own_tokens else "forward") if over.direction == "auto" else over.direction
+    listed = None
+    if isinstance(over, TopTokens):
+        by_policy = direction != "forward" if over.support == "auto" else over.support == "policy"
+        listed = Listed(over.size, by_policy, over.rest)
+    kind = Kind(direction, over.beta, over.floor)
+    return Measure(kind, listed, over.loss_temperature, spec.combine, spec.by_confidence, over.most)
+
+
+@dataclass(slots=True)
+class Question:
+    """What of N tokens is compared, how, and what each weighs in the loss."""
+
+    targets_N: Tensor
+    weights_N: Tensor
+    evidence: Evidence
+    measure: Measure
+    temperatures_N: Tensor | None = None
+    """At which they were sampled; 1 where left out."""
+
+
+def distill(states_ND: Tensor, weight_VD: Tensor, question: Question) -> Distilled:
+    """Return the sum of weight x divergence, with gradients to states and head, and what a person watches."""
+    nothing = states_ND.new_zeros(0)
+    found = Distilled(nothing, nothing, nothing, nothing)
+    found.loss = _Chunked.apply(states_ND, weight_VD, question, found)
+    return found
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states_ND: Tensor, weight_VD: Tensor, asked: Question, found: Distilled) -> Tensor:
+        dtype, count = arithmetic(states_ND), len(states_ND)
+        head = weight_VD.detach().to(dtype)
+        heads = [h.to(dtype) for h in asked.evidence.heads]
+        wanted = any(ctx.needs_input_grad[:2])
+        to_states = torch.zeros_like(states_ND) if wanted else states_ND.new_zeros(0)
+        to_weight = torch.zeros(weight_VD.shape if wanted else (0,), device=weight_VD.device)
+        found.divergence_N, found.logprobs_N, found.entropy_N = (
+            torch.zeros(count, device=states_ND.device) for _ in range(3)
+        )
+        loss, size = torch.zeros((), device=states_ND.device), max(16, CHUNK_NUMBERS // weight_VD.shape[0])
+        for i in range(0, count, size):
+            part = slice(i, i + size)
+            states, weights = states_ND[part].detach().to(dtype), asked.weights_N[part].float()
+            slope = _chunk(states, head, heads, asked, found, part)
+            loss += (weights * found.divergence_N[part]).sum()
+            if wanted:
+                slope = slope.mul_((weights / asked.measure.temperature)[:, None]).to(dtype)
+                common = slope.shape[1]
+                to_states[part] = (slope @ head[:common]).to(to_states.dtype)
+                to_weight[:common] += (slope.t() @ states).float()
+        ctx.save_for_backward(to_states, to_weight)
+        ctx.head_type = weight_VD.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        to_states, to_weight = ctx.saved_tensors
+        return to_states * gradients[0], (to_weight * gradients[0]).to(ctx.head_type), None, None
+
+
+def _chunk(states: Tensor, head: Tensor, heads: list[Tensor], asked: Question, found: Distilled, part: slice) -> Tensor:
+    """Compare some tokens, note what was found, and return the slope of their divergences in the policy's logits."""
+    measure, targets = asked.measure, asked.targets_N[part]
+    temperature = None if asked.temperatures_N is None else asked.temperatures_N[part, None]
+    logits = (states @ head.t()).float()
+    found.logprobs_N[part], found.entropy_N[part], policy = _policy(logits, targets, temperature, measure)
+    del logits
+    teachers = [
+        _logprobs(s[part].to(states.dtype), h, policy.shape[1], measure.temperature)
+        for s, h in zip(asked.evidence.states, heads, strict=True)
+    ]
+    value, slope, figures = _compare(policy, teachers, asked.evidence.weights_MN[:, part].float(), targets, measure)
+    found.divergence_N[part] = value
+    for name, figure in figures.items():
+        weighted = (asked.weights_N[part] * figure).sum()
+        found.figures[name] = found.figures[name] + weighted if name in found.figures else weighted
+    return slope
+
+
+def _policy(
+    logits: Tensor, targets_N: Tensor, temperature: Tensor | None, measure: Measure
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logprobs of the targets and entropies at the sampling temperature, and all logprobs at the loss's own."""
+    policy = (logits / measure.temperature).log_softmax(-1) if measure.temperature != 1 else logits.log_softmax(-1)
+    asked = torch.ones(1, 1) if temperature is None else temperature
+    same = bool((asked == measure.temperature).all())
+    acting = policy if same else (logits / asked.to(logits.device)).log_softmax(-1)
+    return acting.gather(1, targets_N[:, None])[:, 0], entropy(acting), policy
+
+
+def _logprobs(states: Tensor, head: Tensor, vocabulary: int, temperature: float) -> Tensor:
+    """Return a teacher's logprobs over the ids that it shares with the policy."""
+    logits = (states @ head[:vocabulary].t()).float()
+    return (logits / temperature if temperature != 1 else logits).log_softmax(-1)
+
+
+def _compare(
+    policy: Tensor, teachers: list[Tensor], weights_MN: Tensor, targets_N: Tensor, measure: Measure
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return divergences, their slopes in the policy's logits, and figures by token."""
+    common = min(policy.shape[1], *(t.shape[1] for t in teachers))
+    if common < policy.shape[1]:  # a padded vocabulary: only ids that both have
+        policy = policy[:, :common].log_softmax(-1)
+    targets = targets_N.clamp(max=common - 1)[:, None]
+    if measure.by_confidence:
+        weights_MN = confidence_weights(torch.stack(teachers), weights_MN)
+    parts: list[tuple[Tensor, Tensor]]
+    match measure.combine:
+        case _ if len(teachers) == 1:
+            parts = [(teachers[0], torch.ones_like(weights_MN[0]))]
+        case "mixture":
+            parts = [(mixture(torch.stack(teachers), weights_MN), torch.ones_like(weights_MN[0]))]
+        case "log_linear":
+            parts = [(log_linear(torch.stack(teachers), weights_MN)[0], torch.ones_like(weights_MN[0]))]
+        case "sum":
+            parts = list(zip(teachers, weights_MN, strict=True))
+    value, slope, figures = _weighed(policy, parts, measure)
+    said = sum((w * t.gather(1, targets)[:, 0] for t, w in parts), torch.zeros_like(value))
+    figures["teacher_gap"] = policy.gather(1, targets)[:, 0] - said
+    if measure.most is not None:
+        bounded = value > measure.most
+        value = value.clamp(max=measure.most)
+        slope = slope.masked_fill_(bounded[:, None], 0.0)
+        figures["bounded"] = bounded.float()
+    figures["divergence"] = value
+    return value, slope, figures
+
+
+def _weighed(
+    policy: Tensor, parts: Sequence[tuple[Tensor, Tensor]], measure: Measure
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the weighted sum of the divergences from each target."""
+    value, slope, figures = torch.zeros(len(policy), device=policy.device), None, dict[str, Tensor]()
+    for target, weight in parts:
+        if measure.listed is None:
+            one, by_logit = divergence(policy, target, measure.kind)
+            more = dict[str, Tensor]()
+        else:
+            one, by_logit, more = listed_divergence(policy, target, measure.kind, measure.listed)
+        value = value + weight * one
+        if len(parts) > 1:
+            by_logit = by_logit.mul_(weight[:, None])
+        slope = by_logit if slope is None else slope.add_(by_logit)
+        for name, figure in more.items():
+            figures[name] = figures.get(name, torch.zeros_like(value)) + weight * figure
+    assert slope is not None, "at least one teacher"
+    return value, slope, figures

@@ -1,0 +1,121 @@
+"""From a teacher's scores and critiques to advantages: what it says is added to what the verifiers say, and bounded.
+
+score:    R = R_verifiers + weight x score, compared within the problem.
+critique: A of turn k = A_trajectory + turn_coef x (q_k - mean q), q in {1, 0, -1} (formula sheet 8.4). The terms of a
+          trajectory's turns sum to zero: the outcome stays in charge, the teacher says where.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from specs.group_relative import GRPO
+from specs.ladder import Critique, Fit, Practice, Scoring
+from specs.records import TeacherSignal, Trajectory
+from tasks.learning.rows import TrainingRow, rows_from
+from tasks.loops.groups import group_stats
+from tasks.loops.lists import scored
+from tasks.loops.teacher_words import said
+from tasks.teachers.reading import LABELS
+
+MAX_GAP = 0.1
+"""Mean |trainer - sampler| logprob of the rollouts from which a round stops."""
+
+
+@dataclass(slots=True)
+class Feedback:
+    """Rows with their advantages, and what was left out."""
+
+    rows: list[TrainingRow] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    figures: dict[str, float] = field(default_factory=dict)
+
+    def sentences(self) -> list[str]:
+        """Return what a person should know."""
+        return [f"{n} left out: {reason}" for reason, n in sorted((+self.left_out).items())]
+
+
+def grpo_of(practice: Practice, fit: Fit, samples: int) -> GRPO:
+    """Return the policy gradient that a round's rollouts train by."""
+    return GRPO(
+        type="grpo", group_size=max(2, samples), problems_per_step=fit.per_step, scale_rewards=practice.scale_rewards,
+        clip_low=practice.clip_low, clip_high=practice.clip_high, kl_coef=practice.kl_coef, optimizer=fit.optimizer,
+    )  # fmt: skip
+
+
+def from_scores(
+    signals: Iterable[TeacherSignal], trajectories: Sequence[Trajectory], spec: Scoring, grpo: GRPO, max_length: int
+) -> Feedback:
+    """Return rows whose advantages come from reward and score together."""
+    made = Feedback()
+    scores = scored(signals, trajectories, spec.rubric, made.left_out)
+    kept = [t for t in trajectories if t.reward is not None and t.id in scores]
+    made.left_out["no_score"] = len(trajectories) - len(kept)
+    blended = [replace(t, reward=(t.reward or 0.0) + spec.weight * scores[t.id]) for t in kept]
+    stats = group_stats(blended, grpo)
+    made.rows, report = rows_from(
+        blended, max_length=max_length, truncated="score", behaviour=True, advantages=stats.advantages
+    )
+    made.left_out.update(report.dropped)
+    given = [scores[t.id] for t in kept]
+    by_outcome = {o: [scores[t.id] for t in kept if t.success is o] for o in (True, False)}
+    made.figures = {"score_mean": fmean(given) if given else 0.0, "teaching_groups": float(stats.teaching)}
+    made.figures |= {
+        f"score_of_{name}": fmean(by_outcome[o])
+        for name, o in (("successes", True), ("failures", False))
+        if by_outcome[o]
+    }
+    return made
+
+
+def from_critiques(
+    signals: Iterable[TeacherSignal], trajectories: Sequence[Trajectory], spec: Critique, grpo: GRPO, max_length: int
+) -> Feedback:
+    """Return rows whose turns have advantages of their own."""
+    made = Feedback()
+    labels = _labels(signals, made.left_out)
+    stats = group_stats(trajectories, grpo)
+    judged = [t for t in trajectories if t.reward is not None and t.success is not None]
+    made.left_out["no_verdict"] = len(trajectories) - len(judged)
+    totals, turns = dict[str, float](), dict[str, list[float]]()
+    for trajectory in judged:
+        whole = stats.advantages.get(trajectory.id, 0.0)
+        worth = labels.get(trajectory.id, [])
+        mean = fmean(worth) if worth else 0.0
+        own = [whole + spec.turn_coef * (q - mean) for q in worth] or [whole] * len(trajectory.turns)
+        if any(own):
+            totals[trajectory.id], turns[trajectory.id] = whole, own
+        else:
+            made.left_out["nothing_to_compare"] += 1
+    made.rows, report = rows_from(
+        [t for t in judged if t.id in totals], max_length=max_length, truncated="score", behaviour=True,
+        advantages=totals, turn_advantages=turns,
+    )  # fmt: skip
+    made.left_out.update(report.dropped)
+    flat = [q for worth in labels.values() for q in worth]
+    made.figures = {
+        "critiques": float(len(labels)),
+        "label_mean": fmean(flat) if flat else 0.0,
+        "teaching_groups": float(stats.teaching),
+    }
+    return made
+
+
+def _labels(signals: Iterable[TeacherSignal], left_out: Counter[str]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for signal in said(signals, left_out):
+        assert signal.content is not None, "it says something"
+        found[signal.trajectories[0]] = [LABELS[t["label"]] for t in signal.content["turns"]]
+    return found
+
+
+def logprob_gap(rows: Sequence[TrainingRow], found: Sequence[Sequence[float]]) -> float:
+    """Return the mean distance of the trainer's logprobs from the sampler's, over the tokens that train."""
+    gaps = [
+        abs(a - b)
+        for row, values in zip(rows, found, strict=True)
+        for a, b, m in zip(values, row.sampler_logprobs or [], row.mask, strict=True)
+        if m
+    ]
+    return fmean(gaps) if gaps else 0.0

@@ -1,0 +1,198 @@
+"""Lists of candidates with a teacher's scores: a problem's trajectories, or the tool calls of one state."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from specs.ladder import Actions, Listwise, Rubric
+from specs.records import Problem, TeacherSignal, ToolCall, Trajectory
+from tasks.boundary import Failure, boundary
+from tasks.learning.algorithms.soft_label import target
+from tasks.learning.rows import TrainingRow, rows_from
+from tasks.loops.collect import Arena
+from tasks.loops.teacher_words import said
+from tasks.teachers.asking import empty
+
+
+@dataclass(slots=True)
+class Lists:
+    """Rows of candidates, list after list; those of a list have the same `pair` and targets that sum to 1."""
+
+    rows: list[TrainingRow] = field(default_factory=list)
+    spans: list[list[int]] = field(default_factory=list)
+    """By list, the indices of its rows."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Reason -> candidates, lists or signals."""
+
+    def add(self, name: str, candidates: Sequence[tuple[TrainingRow, float]], tau: float) -> None:
+        """Add a list, or count why it teaches nothing."""
+        scores = [score for _, score in candidates]
+        if len(candidates) < 2:
+            self.left_out["one_candidate"] += 1
+        elif max(scores) - min(scores) <= 0:
+            self.left_out["tie"] += 1
+        else:
+            shares = target(torch.tensor(scores), tau).tolist()
+            first = len(self.rows)
+            for (row, _), share in zip(candidates, shares, strict=True):
+                self.rows.append(replace(row, pair=name, group=name, target=share))
+            self.spans.append(list(range(first, len(self.rows))))
+
+    def weigh(self) -> None:
+        """Let every list count the same, however many candidates it has."""
+        mean = len(self.rows) / max(1, len(self.spans))
+        for span in self.spans:
+            for i in span:
+                self.rows[i].weight = mean / len(span)
+
+    def sentences(self) -> list[str]:
+        """Return what a person should know."""
+        return [f"{n} left out: {reason}" for reason, n in sorted((+self.left_out).items())]
+
+
+def score_of(content: Mapping[str, Any], rubric: Rubric) -> float:
+    """Return the weighted mean of the dimensions' scores."""
+    weights = rubric.dimensions
+    return sum(w * content["dimensions"][name] for name, w in weights.items()) / sum(weights.values())
+
+
+def scored(
+    signals: Iterable[TeacherSignal], trajectories: Iterable[Trajectory], rubric: Rubric, left_out: Counter[str]
+) -> dict[str, float]:
+    """Return scores by trajectory. One that did nothing was not asked about, and scores 0; one without an answer has none."""
+    found: dict[str, float] = {}
+    for signal in said(signals, left_out):
+        assert signal.content is not None, "it says something"
+        found[signal.trajectories[0]] = score_of(signal.content, rubric)
+    idle = [t.id for t in trajectories if t.success is not None and empty(t)]
+    return found | {name: 0.0 for name in idle if name not in found}
+
+
+def trajectory_lists(
+    signals: Iterable[TeacherSignal],
+    trajectories: Sequence[Trajectory],
+    rubric: Rubric,
+    spec: Listwise,
+    max_length: int,
+) -> Lists:
+    """Return a list for each problem: its distinct trajectories with their scores."""
+    made = Lists()
+    scores = scored(signals, trajectories, rubric, made.left_out)
+    problems: dict[str, dict[tuple[int, ...], tuple[TrainingRow, float]]] = {}
+    for trajectory in trajectories:
+        members = problems.setdefault(trajectory.problem_id, {})
+        if trajectory.id not in scores:
+            made.left_out["no_score"] += 1
+            continue
+        rows, _ = rows_from([trajectory], max_length=max_length, truncated="score")
+        if len(rows) != 1:
+            made.left_out["several_contexts" if rows else "nothing_trains"] += 1
+        elif tuple(trajectory.ids) in members:
+            made.left_out["repeated"] += 1
+        else:
+            members[tuple(trajectory.ids)] = (rows[0], scores[trajectory.id])
+    for problem_id, members in problems.items():
+        made.add(problem_id, list(members.values()), spec.tau)
+    made.weigh()
+    return made
+
+
+def action_lists(
+    signals: Iterable[TeacherSignal],
+    own: Mapping[str, Trajectory],
+    problems: Mapping[str, Problem],
+    arena: Arena,
+    spec: Actions,
+    max_length: int,
+) -> Lists:
+    """Return a list for each state: the calls that the policy made in it with their own tokens, and the teacher's best.
+
+    With `learn: best` a list holds the best call alone.
+    """
+    made = Lists()
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in own.values():
+        groups.setdefault(trajectory.problem_id, []).append(trajectory)
+    for signal in said(signals, made.left_out):
+        assert signal.content is not None, "it says something"
+        assert signal.turn is not None, "an action is asked for in a state"
+        state = _State(
+            own[signal.trajectories[0]], signal.turn, groups[signal.problem_id], arena, problems[signal.problem_id]
+        )
+        candidates = _candidates(state, signal.content, made, max_length)
+        if spec.learn == "listwise":
+            made.add(f"{state.trajectory.id}@{state.turn}", candidates, spec.listwise.tau)
+        elif candidates and (best := max(candidates, key=lambda c: c[1]))[1] > 0:
+            made.rows.append(best[0])
+            made.spans.append([len(made.rows) - 1])
+        else:
+            made.left_out["nothing_good"] += 1
+    made.weigh()
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    trajectory: Trajectory
+    turn: int
+    group: list[Trajectory]
+    arena: Arena
+    problem: Problem
+
+    @property
+    def prefix(self) -> list[int]:
+        """Return the token ids before the call."""
+        return self.trajectory.ids[: self.trajectory.turns[self.turn].start]
+
+    def row(self, name: str, completion: Sequence[int]) -> TrainingRow:
+        """Return a row in which the call alone trains."""
+        ids = [*self.prefix, *completion]
+        mask = [False] * len(self.prefix) + [True] * len(completion)
+        return TrainingRow(
+            f"{self.trajectory.id}@{self.turn}/{name}", "actions", ids, mask, trajectory=self.trajectory.id
+        )
+
+    def written(self, call: Mapping[str, Any]) -> list[int] | None:
+        """Return the ids with which the policy itself wrote a call in this state."""
+        before = self.trajectory.ids[: self.trajectory.turns[self.turn].start]
+        for other in self.group:
+            if len(other.turns) <= self.turn:
+                continue
+            turn = other.turns[self.turn]
+            made = turn.call
+            if made is None or made.error or turn.finish == "length" or other.ids[: turn.start] != before:
+                continue
+            if made.name == call["name"] and made.arguments == call["arguments"]:
+                return other.ids[turn.start : turn.end]
+        return None
+
+    def rendered(self, call: Mapping[str, Any]) -> list[int] | None:
+        """Return the ids of a call as the policy should write it; None where its tool does not take it."""
+        text = boundary("call", lambda: self.arena.agent.write(ToolCall(call["name"], call["arguments"], "")))
+        tools = self.arena.environments[self.problem.environment].tools(self.problem)
+        if isinstance(text, Failure) or self.arena.agent.parse(text, tools).error:
+            return None
+        return self.arena.template.completion(text)
+
+
+def _candidates(
+    state: _State, content: Mapping[str, Any], made: Lists, max_length: int
+) -> list[tuple[TrainingRow, float]]:
+    """Return rows with their scores; the teacher's own call has the highest there is."""
+    scores: list[tuple[Mapping[str, Any], float]] = list(zip(content["candidates"], content["scores"], strict=True))
+    best = content["best"]
+    if best is not None:
+        scores = [(c, s) for c, s in scores if c != best] + [(best, 1.0)]
+    found: list[tuple[TrainingRow, float]] = []
+    for number, (call, score) in enumerate(scores):
+        ids = state.written(call) or state.rendered(call)
+        if ids is None:
+            made.left_out["call_refused"] += 1
+        elif len(state.prefix) + len(ids) > max_length:
+            made.left_out["too_long"] += 1
+        else:
+            found.append((state.row(str(number), ids), score))
+    return found

@@ -1,0 +1,1 @@
+"""Teachers: how they are asked, what they cost, and what came of it."""

@@ -1,0 +1,124 @@
+"""What a teacher is asked: one question about trajectories of the policy, in words, and how its answer is read.
+
+Everything that the policy or a tool wrote stands in one JSON text, where it cannot close its own part; `<` is written
+as an escape, so that it opens no tag either. The instruction comes before it, in a message of its own.
+"""
+
+import json
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from specs.records import Problem, ToolCall, Trajectory, Turn
+from specs.teachers import Signal
+from tasks.protocols import ToolSchema
+from tasks.teachers import reading
+from tasks.teachers.reading import Unreadable
+
+__all__ = ["Ask", "Unreadable"]
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One question about a problem and what the policy did with it."""
+
+    signal: Signal
+    problem: Problem
+    tools: tuple[ToolSchema, ...]
+    candidates: tuple[Trajectory, ...]
+    """One trajectory; for `rank` several, in the order in which they are shown."""
+    turn: int | None = None
+    """For `action`: the state before this turn."""
+    actions: tuple[ToolCall, ...] = ()
+    """For `action`: calls that are to be scored."""
+    dimensions: tuple[str, ...] = ()
+    """For `score`."""
+    scale: int = 10
+    sample: int = 0
+    """Number among equal questions."""
+
+    @property
+    def id(self) -> str:
+        """Return a name that no other question of a node has."""
+        about = ",".join(t.id for t in self.candidates)
+        at = "" if self.turn is None else f"@{self.turn}"
+        return f"{self.signal}/{about}{at}#{self.sample}"
+
+    @property
+    def names(self) -> list[str]:
+        """Return the labels under which candidates are shown."""
+        count = len(self.actions) if self.signal == "action" else len(self.candidates)
+        return [string.ascii_uppercase[i] if i < 26 else f"Z{i}" for i in range(count)]
+
+    def messages(self, instruction: str) -> list[dict[str, str]]:
+        """Return the conversation that asks it."""
+        return [
+            {"role": "system", "content": instruction},
+            {"role": "user", "content": json.dumps(self.data(), ensure_ascii=False).replace("<", "\\u003c")},
+        ]
+
+    def data(self) -> Json:
+        """Return what the question is about, as it is shown."""
+        shown: Json = {
+            "request": self.problem.text,
+            "tools": [{"name": t.name, "about": t.description, "arguments": t.parameters} for t in self.tools],
+        }
+        match self.signal:
+            case "rank":
+                attempts = zip(self.names, self.candidates, strict=True)
+                return shown | {"attempts": {name: attempt(t) for name, t in attempts}}
+            case "action":
+                calls = {n: call_data(c) for n, c in zip(self.names, self.actions, strict=True)}
+                so_far = [turn_data(i, t) for i, t in enumerate(self.candidates[0].turns[: self.turn], 1)]
+                return shown | {"so_far": so_far, "candidates": calls, "scale": self.scale}
+            case "score":
+                return shown | {
+                    "attempt": attempt(self.candidates[0]),
+                    "dimensions": list(self.dimensions),
+                    "scale": self.scale,
+                }
+            case "sample":
+                return shown | {"attempt": attempt(self.candidates[0]), "succeeded": self.candidates[0].success}
+            case _:
+                return shown | {"attempt": attempt(self.candidates[0])}
+
+    def read(self, text: str) -> Json:
+        """Return the content of an answer; Unreadable where the teacher did not say what was asked."""
+        first = self.candidates[0]
+        match self.signal:
+            case "score":
+                return reading.scores(text, self.dimensions, self.scale) | self._marked()
+            case "rank":
+                tiers = reading.order(text, self.names)["tiers"]
+                return {"tiers": [[self.candidates[i].id for i in tier] for tier in tiers]} | self._marked()
+            case "critique":
+                return reading.critique(text, len(first.turns)) | self._marked()
+            case "sample":
+                return reading.correction(text, len(first.turns))
+            case "action":
+                calls = [call_data(c) for c in self.actions]
+                return reading.actions(text, self.names, self.scale) | {"candidates": calls}
+            case "logprobs":
+                raise Unreadable("logprobs are not had in words")
+
+    def _marked(self) -> Json:
+        texts = [turn.text for t in self.candidates for turn in t.turns]
+        return {"marked": True} if reading.marked(texts) else {}
+
+
+def attempt(trajectory: Trajectory) -> Json:
+    """Return a trajectory as a teacher sees it: nothing of what is expected, and no name of who wrote it."""
+    return {"turns": [turn_data(i, t) for i, t in enumerate(trajectory.turns, 1)], "ended": trajectory.status}
+
+
+def turn_data(number: int, turn: Turn) -> Json:
+    """Return one turn: what was written, and what the world replied."""
+    reply = None if turn.observation is None else turn.observation.data
+    return {"turn": number, "wrote": turn.text, "reply": reply}
+
+
+def call_data(call: ToolCall) -> Json:
+    """Return a call without how it was written."""
+    return {"name": call.name, "arguments": call.arguments}

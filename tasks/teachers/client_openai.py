@@ -1,0 +1,313 @@
+"""A teacher behind a chat API: one layer of retries, one deadline per question, every request in the ledger."""
+
+import asyncio
+import hashlib
+import json
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import httpx
+
+from specs.errors import Interrupted, TeacherError
+from specs.redaction import REFERENCE
+from specs.teachers import OpenAITeacher
+from tasks.teachers import http_replies
+from tasks.teachers.asks import Ask
+from tasks.teachers.breaker import Breaker
+from tasks.teachers.budget import Caps, dollars, prompt_tokens
+from tasks.teachers.http_replies import Read
+from tasks.teachers.ledger import OK, CallLedger, Returned
+from tasks.teachers.limits import Pace
+from tasks.teachers.replies import Reply
+
+GRACE = 5.0
+"""Seconds that requests in flight get to end when the node must stop."""
+_LOOK = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where the teacher is asked from. `environ` holds what references name; it is looked at when a request is sent."""
+
+    ledger: CallLedger
+    node: str
+    environ: Mapping[str, str] = field(repr=False)
+    caps: Caps = field(default_factory=Caps)
+    stop: Callable[[], bool] = lambda: False
+    progress: Callable[[int, int, float], None] = lambda done, total, usd: None
+    clock: Callable[[], float] = time.monotonic
+
+
+class OpenAIClient:
+    """Asks questions, a bounded number at once."""
+
+    def __init__(self, name: str, spec: OpenAITeacher, setting: Setting) -> None:
+        self.name = name
+        self.spec = spec
+        self._setting = setting
+        self.requests = 0
+        """Requests sent by this object."""
+        self.usd = 0.0
+        """What they cost."""
+
+    @property
+    def revision(self) -> str:
+        """Return who answers."""
+        return f"openai {self.spec.model}{f'@{self.spec.revision}' if self.spec.revision else ''}"
+
+    def key(self, messages: Sequence[Mapping[str, str]], sample: int) -> str:
+        """Return the digest of everything that can change the answer."""
+        spec = self.spec
+        told: Any = [
+            "chat", spec.version, spec.model, spec.revision, list(messages), spec.temperature, spec.top_p,
+            spec.max_tokens, spec.max_tokens_limit, spec.json_mode, sample,
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(told, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+    def ask(self, asks: Sequence[Ask], prompt: str) -> list[Reply]:
+        """Return one reply per question; what the ledger knows is not asked again, and equal questions are one call."""
+        said = [ask.messages(prompt) for ask in asks]
+        keys = [self.key(m, a.sample) for m, a in zip(said, asks, strict=True)]
+        replies: dict[str, Reply] = {}
+        open_calls: dict[str, list[dict[str, str]]] = {}
+        for key, messages in zip(keys, said, strict=True):
+            known = self._setting.ledger.answer(key)
+            if known is not None:
+                replies[key] = self._reply(key, known, 0)
+            else:
+                open_calls[key] = messages
+        if open_calls:
+            replies |= asyncio.run(_Round(self, open_calls, len(replies), self._setting).run())
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
+        return [replies[k] if first[k] == i else replace(replies[k], usd=0.0, requests=0) for i, k in enumerate(keys)]
+
+    def _reply(self, key: str, how: Returned, requests: int) -> Reply:
+        usd = self._setting.ledger.attempts(key)[1]
+        text = how.text if how.outcome == OK else None
+        failure = None if how.outcome == OK else f"{how.outcome}: {how.detail}" if how.detail else how.outcome
+        return Reply(text, failure, [key], usd, requests, how.tokens_in + how.tokens_out)
+
+
+class _Round:
+    """The questions of one call of `ask`, under one event loop."""
+
+    def __init__(
+        self, client: OpenAIClient, calls: Mapping[str, list[dict[str, str]]], known: int, setting: Setting
+    ) -> None:
+        self.client, self.spec, self.calls, self.setting = client, client.spec, calls, setting
+        self.pace = Pace(self.spec.limits, setting.clock)
+        self.breaker = Breaker(client.name, self.spec.limits, setting.clock)
+        self.known = known
+        self.replies: dict[str, Reply] = {}
+        self.ended: BaseException | None = None
+        self.first_done = asyncio.Event()
+        self.http: httpx.AsyncClient | None = None
+
+    async def run(self) -> dict[str, Reply]:
+        """Ask them all. What ends the round as a whole is raised when nothing is in flight any more."""
+        limits = httpx.Limits(max_connections=self.spec.limits.in_flight)
+        timeout = httpx.Timeout(self.spec.limits.deadline_seconds)
+        async with httpx.AsyncClient(
+            limits=limits, timeout=timeout, follow_redirects=False, trust_env=False
+        ) as self.http:
+            pending = {asyncio.create_task(self._one(i, k)) for i, k in enumerate(self.calls)}
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=_LOOK, return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
+                if self.ended is None and self.setting.stop():
+                    self.ended = Interrupted(f"teacher {self.client.name}: asked to stop; what was answered is kept")
+                    pending = await self._give_up(pending)
+        if self.ended is not None:
+            raise self.ended
+        return self.replies
+
+    async def _give_up(self, pending: "set[asyncio.Task[None]]") -> "set[asyncio.Task[None]]":
+        if pending:
+            _, late = await asyncio.wait(pending, timeout=GRACE)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        return set()
+
+    async def _one(self, number: int, key: str) -> None:
+        if number:  # the first goes alone: a wrong key or model is found out by one request
+            await self.first_done.wait()
+        async with self.pace.places:
+            try:
+                if self.ended is None and await self._may_ask():
+                    self.replies[key] = await self._asked(key)
+                    total = self.known + len(self.calls)
+                    self.setting.progress(self.known + len(self.replies), total, self._spent())
+            except TeacherError as e:
+                self.ended = self.ended or e
+            finally:
+                self.first_done.set()
+
+    def _spent(self) -> float:
+        return self.setting.ledger.spent(self.client.name).usd
+
+    async def _may_ask(self) -> bool:
+        """Wait while the teacher is left alone; return False where the round has ended meanwhile."""
+        while self.breaker.open and not self.breaker.trial():
+            if self.ended is not None or self.setting.stop():
+                return False
+            await asyncio.sleep(min(_LOOK, max(0.01, self.breaker.pause)))
+        return self.ended is None
+
+    async def _asked(self, key: str) -> Reply:
+        """Ask one question until it is answered, may not be asked again, or its time is over."""
+        await asyncio.sleep(self.pace.turn())  # our own pace is no part of its time
+        deadline = self.setting.clock() + self.spec.limits.deadline_seconds
+        budget, sent, wait, how = self.spec.max_tokens, 0, 0.0, Returned("rate_limited")
+        for attempt in range(1, self.spec.limits.attempts + 1):
+            if not await self._ready(max(wait, self.pace.turn() if sent else 0.0), deadline):
+                break
+            how, sent = await self._send(key, attempt, budget, deadline), sent + 1
+            self.first_done.set()
+            if how.outcome not in http_replies.RETRIED:
+                break
+            if how.outcome in http_replies.LONGER:
+                if budget >= self.spec.max_tokens_limit:
+                    break
+                budget, wait = min(2 * budget, self.spec.max_tokens_limit), 0.0
+            else:
+                wait = self.spec.limits.wait_seconds * 2 ** (attempt - 1)
+        self._judge(how, sent)
+        return self.client._reply(key, how, sent)
+
+    async def _ready(self, delay: float, deadline: float) -> bool:
+        """Wait so long, and as long as the server wants; False where that is too long or the round has ended."""
+        while (delay := max(delay, self.pace.held)) > 0:
+            if delay >= deadline - self.setting.clock():
+                return False
+            await asyncio.sleep(delay)
+            delay = 0.0
+        return self.ended is None
+
+    def _judge(self, how: Returned, sent: int) -> None:
+        if self.ended is not None and not sent:
+            return
+        if how.outcome in http_replies.ABSENT:
+            self.breaker.bad(how.outcome)
+        else:
+            self.breaker.good()
+
+    async def _send(self, key: str, attempt: int, budget: int, deadline: float) -> Returned:
+        """Send one request: reserved and noted before, noted again when it has ended."""
+        messages = self.calls[key]
+        guess = prompt_tokens(messages)
+        most = dollars(self.spec.price, guess, budget)
+        call = self.setting.ledger.begin(key, attempt, self.client.name, self.setting.node, most, self.setting.caps)
+        self.client.requests += 1
+        began = self.setting.clock()
+        lost = Returned("deadline", tokens_in=guess, tokens_out=budget, usd=most, counted=False)
+        status: int | None = None
+        try:
+            async with asyncio.timeout(max(0.01, deadline - began)):
+                status, read = await self._exchange(messages, budget)
+            how = self._priced(read, status, guess, budget)
+        except TimeoutError:
+            how = lost
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
+            self.setting.ledger.end(key, call, Returned("bad_address"))
+            raise TeacherError(
+                f"teacher {self.client.name}: base_url is no address of http:// or https:// ({type(e).__name__}); "
+                f"mend teachers.{self.client.name}.base_url, or the variable that it names"
+            ) from None
+        except httpx.HTTPError as e:
+            how = self._priced(Read(_broken(e)), status, guess, budget)
+        except asyncio.CancelledError:
+            self.setting.ledger.end(key, call, Returned("stopped", usd=most, counted=False))
+            raise
+        how = _timed(how, self.setting.clock() - began)
+        self.client.usd += how.usd
+        self.setting.ledger.end(key, call, how)
+        if how.outcome == "fatal":
+            raise TeacherError(self._fatal(how.status or 0, how.detail))
+        return how
+
+    async def _exchange(self, messages: Sequence[Mapping[str, str]], budget: int) -> tuple[int, Read]:
+        assert self.http is not None, "a round is running"
+        address = _named(self.spec.base_url, self.setting.environ, f"teachers.{self.client.name}.base_url").rstrip("/")
+        headers, secret = {"Accept": "application/json"}, None
+        if self.spec.api_key is not None:
+            secret = _named(self.spec.api_key, self.setting.environ, f"teachers.{self.client.name}.api_key")
+            headers["Authorization"] = f"Bearer {secret}"
+        body = self._body(messages, budget)
+        async with self.http.stream("POST", f"{address}/chat/completions", json=body, headers=headers) as response:
+            good = response.status_code == 200
+            if wanted := http_replies.retry_after(response.headers.get("Retry-After")) if not good else 0.0:
+                self.pace.hold(wanted)
+            data = bytearray()
+            async for part in response.aiter_bytes():
+                data += part
+                if len(data) > (http_replies.MOST_BYTES if good else http_replies.MOST_ERROR):
+                    break
+        if not good:
+            return response.status_code, http_replies.refused(response.status_code, bytes(data), secret)
+        if len(data) > http_replies.MOST_BYTES:
+            return 200, Read("too_long")
+        streamed = self.spec.stream and "event-stream" in response.headers.get("Content-Type", "")
+        return 200, (http_replies.read_stream if streamed else http_replies.read_body)(bytes(data))
+
+    def _body(self, messages: Sequence[Mapping[str, str]], budget: int) -> dict[str, Any]:
+        spec = self.spec
+        body: dict[str, Any] = {"model": spec.model, "messages": list(messages), spec.limit_field: budget}
+        if spec.temperature is not None:
+            body["temperature"] = spec.temperature
+        if spec.top_p < 1.0:
+            body["top_p"] = spec.top_p
+        if spec.json_mode:
+            body["response_format"] = {"type": "json_object"}
+        if spec.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return body
+
+    def _priced(self, read: Read, status: int | None, guess: int, budget: int) -> Returned:
+        """Return the end of a request with its cost: the server's count, nothing for a refusal, else what may be."""
+        free = status is not None and status != 200
+        counted = read.tokens_in is not None and read.tokens_out is not None
+        tokens_in = (read.tokens_in or 0) if counted else 0 if free else guess
+        tokens_out = (read.tokens_out or 0) if counted else 0 if free else budget
+        usd = dollars(self.spec.price, tokens_in, tokens_out)
+        text = read.text if read.outcome == OK else None
+        return Returned(
+            read.outcome, text, read.finish, tokens_in, tokens_out, usd, counted or free, status=status,
+            detail=read.detail,
+        )  # fmt: skip
+
+    def _fatal(self, status: int, detail: str | None) -> str:
+        why = http_replies.FATAL[status] + (f": {detail}" if detail else "")
+        name = self.client.name
+        return (
+            f"teacher {name}: the server answered {status}: {why} (model {self.spec.model!r}); check "
+            f"teachers.{name}.model, base_url and the variable that api_key names, and run again"
+        )
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    """Return the certificates that are trusted; reading them takes longer than many a call."""
+    return httpx.create_ssl_context()
+
+
+def _named(text: str, environ: Mapping[str, str], where: str) -> str:
+    """Return text with its references replaced; the message names the variable and never a value."""
+    missing = [str(m[1]) for m in REFERENCE.finditer(text) if m[1] not in environ]
+    if missing:
+        raise TeacherError(f"{where}: the environment variable {missing[0]} is not set; set it and run again")
+    return REFERENCE.sub(lambda m: environ[m[1]], text)
+
+
+def _broken(error: httpx.HTTPError) -> str:
+    """Return what a broken connection is: a reply that was cut, or none."""
+    return "cut" if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) else "teacher_unavailable"
+
+
+def _timed(how: Returned, seconds: float) -> Returned:
+    return replace(how, seconds=round(seconds, 3))

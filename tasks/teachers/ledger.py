@@ -1,0 +1,147 @@
+"""The ledger of paid calls of a program: a line before a request is sent, a line after it returned.
+
+All nodes and runs of the program share it, so that no reply is paid for twice. Lines are
+`{"event": "sent", key, attempt, id, teacher, node, usd}` and `{"event": "returned", key, id, outcome, …}`.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specs.errors import StateError
+from tasks.faults import fault_point
+from tasks.files import Ledger, locked
+from tasks.teachers import budget
+from tasks.teachers.budget import Caps, Spent
+
+OK = "ok"
+"""Outcome of a request that brought an answer; any other is the reason why it brought none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """How a request ended."""
+
+    outcome: str
+    text: str | None = None
+    """The answer, whole; never kept for a failure."""
+    finish: str | None = None
+    tokens_in: int = 0
+    tokens_out: int = 0
+    usd: float = 0.0
+    counted: bool = True
+    """The tokens are the server's; else they are what was reserved."""
+    seconds: float = 0.0
+    status: int | None = None
+    """HTTP status, where there was one."""
+    detail: str | None = None
+    """What the server said about a question that it refused."""
+
+
+class CallLedger:
+    """Answers by key, and what was spent, over every process that uses the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._read = 0
+        self._answers: dict[str, Returned] = {}
+        self._spent: dict[str, Spent] = {}
+        self._open: dict[str, tuple[str, float]] = {}
+        self._lines: dict[str, list[dict[str, Any]]] = {}
+        self._number = 0
+        with self._locked():
+            self._catch_up()
+
+    def answer(self, key: str) -> Returned | None:
+        """Return the answer that was paid for, if there is one."""
+        return self._answers.get(key)
+
+    def begin(self, key: str, attempt: int, teacher: str, node: str, usd: float, caps: Caps) -> str:
+        """Reserve `usd` and note that a request is sent; return its id. BudgetError where a cap would be passed."""
+        with self._locked():
+            self._catch_up()
+            budget.check(teacher, caps, self.spent(teacher), self.spent(), usd)
+            self._number += 1
+            call = f"{key[:16]}-{os.getpid()}-{time.time_ns()}-{self._number}"
+            line = {
+                "event": "sent", "key": key, "attempt": attempt, "id": call, "teacher": teacher, "node": node,
+                "usd": usd, "at": round(time.time(), 3),
+            }  # fmt: skip
+            self._append(line)
+        fault_point("call_sent")
+        return call
+
+    def end(self, key: str, call: str, how: Returned) -> None:
+        """Note how a request ended. Of two answers to one key the first counts."""
+        fault_point("call_returned")
+        with self._locked():
+            self._catch_up()
+            self._append({"event": "returned", "key": key, "id": call, **asdict(how)})
+        fault_point("call_kept")
+
+    def spent(self, teacher: str | None = None) -> Spent:
+        """Return what was spent on a teacher, or on all of them; requests without an end count as reserved."""
+        if teacher is not None:
+            return self._spent.get(teacher, Spent())
+        return Spent(sum(s.usd for s in self._spent.values()), sum(s.requests for s in self._spent.values()))
+
+    def attempts(self, key: str) -> tuple[int, float]:
+        """Return how many requests were sent for a key so far, and what they cost."""
+        sent = [r for r in self._lines.get(key, []) if r["event"] == "sent"]
+        ended = {r["id"]: r["usd"] for r in self._lines.get(key, []) if r["event"] == "returned"}
+        return len(sent), sum(ended.get(r["id"], r["usd"]) for r in sent)
+
+    def lines(self, keys: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Yield the lines of these calls, in the order of the keys."""
+        for key in dict.fromkeys(keys):
+            yield from self._lines.get(key, [])
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return locked(self.path.with_suffix(".lock"))
+
+    def _append(self, line: dict[str, Any]) -> None:
+        Ledger(self.path).append([line])  # cuts what a kill left of a line
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Read what was appended since, by whomever; a torn tail is left for the next append."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as f:
+            f.seek(self._read)
+            for line in f:
+                if not line.endswith(b"\n"):
+                    return
+                self._take(line)
+                self._read += len(line)
+
+    def _take(self, raw: bytes) -> None:
+        try:
+            line = json.loads(raw)
+            key, call = line["key"], line["id"]
+            if line["event"] == "sent":
+                spent = self._spent.setdefault(line["teacher"], Spent())
+                spent.usd += line["usd"]
+                spent.requests += 1
+                self._open[call] = (line["teacher"], line["usd"])
+            else:
+                self._returned(line, key, call)
+            self._lines.setdefault(key, []).append(line)
+        except (ValueError, KeyError, TypeError) as e:
+            raise StateError(
+                f"{self.path}: byte {self._read}: found a damaged record, expected a call of a teacher; "
+                "move the file away to ask anew (what was answered is paid for again)"
+            ) from e
+
+    def _returned(self, line: dict[str, Any], key: str, call: str) -> None:
+        how = Returned(**{k: v for k, v in line.items() if k not in ("event", "key", "id")})
+        teacher, reserved = self._open.pop(call)
+        self._spent[teacher].usd += how.usd - reserved
+        if how.outcome == OK:
+            self._answers.setdefault(key, how)

@@ -1,0 +1,161 @@
+"""From a teacher's reply to the fields that were asked for. What cannot be read is an abstention, never a score.
+
+A reply must hold one JSON object with the wanted fields, alone, in a fence or among words. Two of them contradict each
+other, and a candidate that is quoted may hold one as well: then the teacher has not said anything.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specs.strict_json import parse
+
+LABELS = {"good": 1.0, "neutral": 0.0, "bad": -1.0, "first_error": -1.0}
+"""What a turn may be called, and what that is worth (formula sheet 8.4)."""
+_BROKEN = 100
+"""Pieces that look like JSON and are none, from which a reply is not read further."""
+_OF = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\s*$")
+_MARKS = re.compile(r"\"?(?:score|order|rating|verdict)\"?\s*[:=]|\[\[|\bsystem\s*:", re.IGNORECASE)
+
+
+class Unreadable(ValueError):  # noqa: N818 - to abstain is no mistake
+    """The reply cannot be read: the teacher abstains."""
+
+
+def the_object(text: str, wanted: Sequence[str]) -> dict[str, Any]:
+    """Return the only JSON object in a reply that has one of the wanted fields."""
+    found: list[str] = []
+    decoder, broken = json.JSONDecoder(), 0
+    at = text.find("{")
+    while at >= 0:
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            at, broken = text.find("{", at + 1), broken + 1
+            if broken > _BROKEN:
+                raise Unreadable(f"more than {_BROKEN} beginnings of JSON without an end") from None
+            continue
+        if isinstance(value, dict) and any(w in value for w in wanted):
+            found.append(text[at:end])
+        at = text.find("{", end)
+    if not found:
+        raise Unreadable(f"no JSON object with {' or '.join(wanted)}")
+    if len(found) > 1:
+        raise Unreadable(f"{len(found)} JSON objects with {' or '.join(wanted)}: which one counts is not said")
+    try:
+        return parse(found[0])
+    except ValueError as e:
+        raise Unreadable(f"its JSON is not strict: {e}") from None
+
+
+def share(value: Any, scale: float, what: str) -> float:
+    """Return a score between 0 and `scale` as a share; `8/10` counts where 10 is the scale."""
+    if isinstance(value, str) and (written := _OF.match(value)):
+        if float(written[2]) != scale:
+            raise Unreadable(f"{what} is {value!r}, expected of {scale:g}")
+        value = float(written[1])
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Unreadable(f"{what} is {value!r}, expected a number from 0 to {scale:g}")
+    if not 0 <= value <= scale:
+        raise Unreadable(f"{what} is {value!r}, outside 0 to {scale:g}")
+    return value / scale
+
+
+def scores(text: str, dimensions: Sequence[str], scale: float) -> dict[str, Any]:
+    """Return the score of each dimension, and their plain mean."""
+    given = the_object(text, ["score"])["score"]
+    if not isinstance(given, Mapping):
+        if len(dimensions) > 1:
+            raise Unreadable(f"score is {given!r}, expected one for each of {', '.join(dimensions)}")
+        given = dict.fromkeys(dimensions, given)
+    wrong = [d for d in dimensions if d not in given] + [d for d in given if d not in dimensions]
+    if wrong:
+        raise Unreadable(f"dimensions that are missing or were not asked for: {', '.join(map(str, wrong))}")
+    found = {d: share(given[d], scale, f"score.{d}") for d in dimensions}
+    return {"score": sum(found.values()) / len(found), "dimensions": found}
+
+
+def order(text: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return tiers of indices, best first; a list within the list is a tie."""
+    given = the_object(text, ["order"])["order"]
+    if not isinstance(given, list) or not given:
+        raise Unreadable(f"order is {given!r}, expected a list of {', '.join(names)}")
+    tiers = [entry if isinstance(entry, list) else [entry] for entry in given]
+    flat = [name for tier in tiers for name in tier]
+    if not all(isinstance(n, str) for n in flat):
+        raise Unreadable("order holds something that is no label")
+    strange = sorted({n for n in flat if n not in names})
+    missing = [n for n in names if n not in flat]
+    if strange or missing or len(flat) != len(names):
+        told = [f"unknown {', '.join(strange)}"] if strange else []
+        told += [f"missing {', '.join(missing)}"] if missing else []
+        raise Unreadable("; ".join(told or ["a candidate stands in it twice"]))
+    return {"tiers": [[names.index(n) for n in tier] for tier in tiers if tier]}
+
+
+def critique(text: str, turns: int) -> dict[str, Any]:
+    """Return a label for each turn, and the corrections that were named."""
+    given = the_object(text, ["turns"])["turns"]
+    if not isinstance(given, list) or len(given) != turns:
+        raise Unreadable(f"turns holds {len(given) if isinstance(given, list) else given!r}, expected {turns} entries")
+    found: list[dict[str, Any]] = []
+    for number, entry in enumerate(given):
+        if not isinstance(entry, dict) or entry.get("turn") != number + 1:
+            raise Unreadable(f"entry {number + 1} of turns is not about turn {number + 1}")
+        label = entry.get("label")
+        if label not in LABELS:
+            raise Unreadable(f"turn {number + 1} is called {label!r}, expected {', '.join(LABELS)}")
+        found.append(
+            {"turn": number, "label": label, "correction": _call(entry.get("correction"), f"turn {number + 1}")}
+        )
+    if sum(t["label"] == "first_error" for t in found) > 1:
+        raise Unreadable("more than one turn is called the first error")
+    return {"turns": found}
+
+
+def correction(text: str, turns: int) -> dict[str, Any]:
+    """Return how many turns stay and which calls follow them."""
+    data = the_object(text, ["calls"])
+    keep, calls = data.get("keep"), data["calls"]
+    if isinstance(keep, bool) or not isinstance(keep, int) or not 0 <= keep <= turns:
+        raise Unreadable(f"keep is {keep!r}, expected a number of turns from 0 to {turns}")
+    if not isinstance(calls, list) or not calls:
+        raise Unreadable("calls is no list, or empty")
+    found = [_call(c, f"call {i}") for i, c in enumerate(calls, 1)]
+    if not all(found):
+        raise Unreadable("calls holds something that is no call")
+    return {"keep": keep, "calls": found}
+
+
+def actions(text: str, names: Sequence[str], scale: float) -> dict[str, Any]:
+    """Return a score for each candidate call, and the call that the teacher would make."""
+    data = the_object(text, ["score", "best"])
+    given = data.get("score", {})
+    if not isinstance(given, dict) or set(given) != set(names):
+        raise Unreadable(
+            f"score is about {sorted(given) if isinstance(given, dict) else given!r}, expected {list(names)}"
+        )
+    scored = [share(given[n], scale, f"score.{n}") for n in names]
+    best = _call(data.get("best"), "best")
+    if best is None and not names:
+        raise Unreadable("neither a score nor a best call")
+    return {"scores": scored, "best": best}
+
+
+def marked(texts: Sequence[str]) -> bool:
+    """Return whether what a candidate wrote reads like a verdict, or like an order to whoever judges it."""
+    return any(_MARKS.search(text) for text in texts)
+
+
+def _call(value: Any, where: str) -> dict[str, Any] | None:
+    """Return a call's name and arguments; None where none was named."""
+    if value is None:
+        return None
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("name"), str)
+        or not isinstance(value.get("arguments", {}), dict)
+    ):
+        raise Unreadable(f"{where}: {value!r:.80} is no call, expected {{name, arguments}}")
+    return {"name": value["name"], "arguments": value.get("arguments", {})}

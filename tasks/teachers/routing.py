@@ -1,0 +1,101 @@
+"""Which teacher is asked about a problem. Pure: the same problem goes to the same teacher, whatever else there is."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specs.errors import TeacherError
+from specs.records import Problem
+from specs.routing import HistoryWeights, Route
+from specs.when import PROBLEM_NAMES, Expression, parse, problem_values
+
+_NAMED = 20
+Tally = Mapping[tuple[str, str], tuple[int, int]]
+"""(teacher, problem type) -> (answers that verifiers agreed with, answers that they could judge)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule, its condition parsed."""
+
+    number: int
+    route: Route
+    when: Expression | None
+
+
+@dataclass(slots=True)
+class Routed:
+    """Where problems go."""
+
+    teacher: dict[str, str] = field(default_factory=dict[str, str])
+    """Problem id -> teacher."""
+    rules: Counter[int] = field(default_factory=Counter[int])
+    """Rule -> problems."""
+    by_default: Counter[str] = field(default_factory=Counter[str])
+    """Problem type -> problems that no rule with a condition held for."""
+
+
+def rules_of(routing: Sequence[Route]) -> list[Rule]:
+    """Return the rules with their conditions parsed."""
+    return [Rule(i, r, None if r.when is None else parse(r.when, PROBLEM_NAMES)) for i, r in enumerate(routing)]
+
+
+def rule_for(problem: Problem, rules: Sequence[Rule]) -> Rule:
+    """Return the first rule that holds; the last one holds always."""
+    values = problem_values(problem)
+    return next(r for r in rules if r.when is None or r.when.evaluate(values))
+
+
+def route(problems: Sequence[Problem], routing: Sequence[Route], draw: Callable[[str], float], tally: Tally) -> Routed:
+    """Return the teacher of each problem, drawn by weight: `draw` gives a number in [0, 1) for a problem's id.
+
+    TeacherError, before anything is asked, with every problem that the last rule rejects.
+    """
+    rules, found, refused = rules_of(routing), Routed(), list[Problem]()
+    for problem in problems:
+        rule = rule_for(problem, rules)
+        found.rules[rule.number] += 1
+        if rule.when is None and len(rules) > 1:
+            found.by_default[problem.type] += 1
+        if rule.route.reject:
+            refused.append(problem)
+        else:
+            weights = weights_of(rule.route, problem.type, tally)
+            found.teacher[problem.id] = drawn(weights, draw(problem.id))
+    if refused:
+        named = ", ".join(f"{p.id} ({p.type})" for p in refused[:_NAMED])
+        more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+        raise TeacherError(
+            f"routing: no rule is for {len(refused)} of {len(problems)} problems: {named}{more}; nothing was asked. "
+            "Write a rule whose `when` holds for them, or give the last rule teachers instead of reject"
+        )
+    return found
+
+
+def weights_of(rule: Route, kind: str, tally: Tally) -> dict[str, float]:
+    """Return the shares of a rule's teachers for a problem type, moved by how often verifiers agreed with them."""
+    weights = dict(rule.teachers)
+    if rule.history is not None:
+        weights = {n: w * _record(n, kind, tally, rule.history) for n, w in weights.items()}
+    total = sum(weights.values())
+    shares = {n: w / total for n, w in weights.items()}
+    if rule.history is None:
+        return shares
+    least = min(rule.history.least, 1 / len(shares))
+    raised = {n: max(s, least) for n, s in shares.items()}
+    return {n: s / sum(raised.values()) for n, s in raised.items()}
+
+
+def _record(teacher: str, kind: str, tally: Tally, spec: HistoryWeights) -> float:
+    agreed, judged = tally.get((teacher, kind), (0, 0))
+    return ((agreed + 1) / (judged + 2)) ** spec.kappa
+
+
+def drawn(weights: Mapping[str, float], number: float) -> str:
+    """Return the teacher in whose share a number in [0, 1) lies."""
+    names, reached = list(weights), 0.0
+    for name in names:
+        reached += weights[name]
+        if number < reached:
+            return name
+    return names[-1]

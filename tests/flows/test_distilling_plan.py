@@ -1,0 +1,131 @@
+"""Distillation from a program to a plan: whose weights are inputs, what is told, what is refused, and the smallest form."""
+
+import json
+
+import pytest
+
+from flows.describe import effective_loss
+from flows.losses_of_opd import teacher_term
+from flows.smoke import smoke
+from specs.distillation import OPD, FullVocabulary, SampledTokens, StateWeights, TeacherTerm, TopTokens
+from specs.errors import ProgramError
+from specs.group_relative import GRPO
+from tests.flows.programs import SMALL, changed, moved, nodes, plan, program
+
+PUPIL = {"id": "pupil", "from": "teach", "algorithm": {"type": "opd", "steps": 4}, "data": ["train"]}
+TAUGHT = changed(
+    changed(SMALL, "stages", [*SMALL["stages"][:2], PUPIL]),
+    "teachers",
+    {"old": {"kind": "earlier_self", "of": "harvest"}},
+)
+
+
+def test_a_frozen_stage_teaches():
+    made = nodes(plan(TAUGHT))
+    pupil = made["pupil"]
+    assert pupil.kind == "train.opd"
+    assert pupil.inputs["policy"] == "teach"
+    assert pupil.inputs["teacher.old"] == "harvest.fit2"
+    assert pupil.params["routing"] == [{"when": None, "teachers": {"old": 1.0}, "reject": False, "history": None}]
+    assert pupil.estimate.rollouts == 4 * 32 * 2
+    assert pupil.estimate.memory_parts["teachers"] > 0
+    start = nodes(plan(changed(TAUGHT, "teachers.old.of", "start")))["pupil"]
+    assert start.inputs["teacher.old"] == "teach"
+    smaller = smoke(program(TAUGHT)).stages[2].algorithm
+    assert isinstance(smaller, OPD)
+    assert smaller.steps == 2
+
+
+def test_another_divergence_moves_the_stage_alone():
+    before = plan(TAUGHT)
+    after = plan(changed(TAUGHT, "stages.2.algorithm", {"type": "opd", "steps": 4, "over": {"kind": "sampled"}}))
+    reached = moved(before, after)
+    assert "pupil" in reached
+    assert not reached & {"teach", "harvest.fit2"}
+
+
+def test_a_teacher_that_does_not_come_before_is_refused():
+    later = [*SMALL["stages"][:1], PUPIL, {**SMALL["stages"][1], "from": "teach"}]
+    data = changed(TAUGHT, "stages", later)
+    with pytest.raises(ProgramError, match=r"teachers\.old\.of is 'harvest', which does not come before it"):
+        plan(data)
+    with pytest.raises(ProgramError, match="nothing was promoted yet"):
+        plan(changed(TAUGHT, "teachers.old.of", "champion"))
+
+
+def test_a_teacher_stands_beside_a_policy_gradient():
+    data = changed(
+        changed(SMALL, "stages.2.algorithm", {"type": "grpo", "steps": 5, "distill": {"coef": 0.2}}),
+        "teachers",
+        {"old": {"kind": "earlier_self", "of": "teach"}},
+    )
+    made = nodes(plan(data))
+    assert made["rl"].inputs["teacher.old"] == "teach"
+    assert made["rl"].estimate.memory_parts["teachers"] > 0
+    plain = nodes(plan())["rl"]
+    assert "teachers" not in plain.params
+    assert "teachers" not in plain.estimate.memory_parts
+    asked = changed(data, "stages.2.algorithm.distill", {"coef": 0.3})
+    assert "rl.preflight1" not in moved(plan(data), plan(asked))
+
+
+def words(**fields):
+    return effective_loss(OPD.model_validate_json(json.dumps({"type": "opd", **fields})))
+
+
+@pytest.mark.parametrize(
+    ("over", "equation", "said"),
+    [
+        (FullVocabulary(), "L = sum w KL(pi || teacher)", "over the whole vocabulary"),
+        (FullVocabulary(direction="forward", most=2.0), "L = sum w KL(teacher || pi)", "no gradient above 2 nats"),
+        (FullVocabulary(direction="jsd", beta=0.3), "L = sum w JSD_0.3(teacher, pi)", "over the whole vocabulary"),
+        (
+            TopTokens(kind="top_k", size=8, direction="forward", rest="none"),
+            "L = sum w KL(teacher || pi)",
+            "over the teacher's 8 likeliest tokens alone",
+        ),
+        (TopTokens(kind="top_k", loss_temperature=2.0), "L = sum w KL(pi || teacher)", "both at temperature 2"),
+        (
+            SampledTokens(kind="sampled", discount=0.5, early_coef=0.5),
+            "L = - sum w stop(r) A log pi(token)",
+            "A of later tokens is added, discounted by 0.5; early tokens weigh up to 1.5; r = pi / sampler, 0 outside",
+        ),
+        (SampledTokens(kind="sampled", ratio_band=None), "L = - sum w stop(r) A log pi(token)", "r = pi / sampler"),
+        (
+            SampledTokens(kind="sampled", spread="broadcast"),
+            "L = - sum w stop(r) A log pi(token)",
+            "given whole to each",
+        ),
+        (SampledTokens(kind="sampled", estimator="k2"), "L = sum w A^2 / 2", "at most 10 either way"),
+    ],
+)
+def test_what_is_minimised_is_told(over, equation, said):
+    told, text = words(over=over.model_dump())
+    assert told == equation
+    assert said in text
+
+
+def test_every_knob_stands_in_the_words():
+    equation, text = words(
+        teachers={"a": 0.75, "b": 0.25}, combine="log_linear", by_confidence=True, token_weights="reward",
+        states=StateWeights().model_dump(), demonstrations=0.25, aggregation="sequence", truncated="mask",
+    )  # fmt: skip
+    assert equation == "L = sum w KL(pi || teacher)"
+    for said in (
+        "KL(teacher || pi) on demonstrations",
+        "several teachers (0.75 a, 0.25 b): the weighted product of their probabilities",
+        "a teacher weighs less the more its distribution is spread out",
+        "trajectories weigh by their reward",
+        "in failed trajectories the first wrong turn weighs 2, later ones 0.5 ** turns (at least 0.1), a recovery 2",
+        "w = 1 / (trajectories x trained tokens of the trajectory)",
+        "cut trajectories are left out",
+        "25% of a step's trajectories are demonstrations",
+    ):
+        assert said in text
+    outcome, text = words(over={"kind": "sampled"}, outcome_coef=0.2)
+    assert outcome == "L = - sum w stop(r) (A + 0.2 A_outcome) log pi(token)"
+    term, text = teacher_term(TeacherTerm(coef=0.2, coef_end=0.02, full_length=64, teachers={"a": 1.0}))
+    assert term == "(0.2 to 0.02) (sum v KL(pi || teacher))"
+    assert "trajectories of more than 64 tokens count by 64 / tokens" in text
+    beside, _ = effective_loss(GRPO(type="grpo", distill=TeacherTerm(coef=0.2)))
+    assert beside.endswith(" + 0.2 (sum v KL(pi || teacher))")

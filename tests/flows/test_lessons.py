@@ -1,0 +1,216 @@
+"""Bodies of stages that learn from a teacher's words, with the order desk's clerk as the teacher."""
+
+import json
+
+import pytest
+import torch
+
+from flows.work import lessons, preference
+from flows.work.lines import read_rows, write_rows
+from specs.errors import TrainingError
+from specs.ladder import (
+    Actions,
+    Asking,
+    Corrections,
+    Critique,
+    Draws,
+    Fit,
+    Listwise,
+    Practice,
+    Preferring,
+    Ranking,
+    Rubric,
+    Scoring,
+)  # fmt: skip
+from specs.optimizer import Optimizer
+from specs.preference import DPO, Pairing
+from specs.records import TeacherSignal, pair_from, problem_from
+from tasks.episodes.environments import environment_for
+from tasks.episodes.seeds import world_seed
+from tasks.episodes.shards import read_shards
+from tasks.teachers.asking import asks_for
+from tasks.teachers.asks import Unreadable
+from tasks.teachers.clerk import answer
+from tests.flows.test_stages import DESK, JUDGED, POLICY, ROLL, base, node, read, weights
+
+__all__ = ["base"]
+
+FAST = Optimizer(learning_rate=1e-3)
+DRAWS = Draws(samples=6)
+
+
+@pytest.fixture(scope="module")
+def drawn(base, tmp_path_factory):
+    """Return the taught policy's rollouts, which all signals are about."""
+    _, at = base
+    inputs = {"policy": at["taught"], "data.train": at["data.train"]}
+    made = node(tmp_path_factory.mktemp("drawn"), "rollouts", inputs, JUDGED | ROLL | {"draws": DRAWS})
+    lessons.rollouts(made)
+    return made.out
+
+
+def taught(folder, at, rollouts, signal, spoil=lambda text: text, **asking):
+    """Return a folder of signals: the clerk's answers in words, read as any teacher's are."""
+    desk = environment_for("desk", DESK)
+    problems = [problem_from(line) for line in read_rows(at["data.train"] / "records.jsonl")]
+    asked = Asking(signal=signal, **asking).model_dump()
+    trajectories = list(read_shards(rollouts / "trajectories"))
+    asks, _ = asks_for(asked, trajectories, {p.id: p for p in problems}, desk.tools)
+    signals = []
+    for ask in asks:
+        made = TeacherSignal(
+            ask.id, signal, "clerk", "clerk", f"{signal}@1", ask.problem.id, ask.problem.type,
+            [t.id for t in ask.candidates], ask.turn,
+        )  # fmt: skip
+        try:
+            made.content = ask.read(spoil(json.dumps(answer(ask, desk, world_seed))))
+        except Unreadable as e:
+            made.failure = f"unreadable: {e}"
+        signals.append(made)
+    folder.mkdir(exist_ok=True, parents=True)
+    write_rows(folder / "signals.jsonl", signals)
+    return folder
+
+
+def run(body, folder, at, name, signal, rule, **more):
+    fit = more.pop("fit", None)
+    inputs = {"policy": at["taught"], "data.train": at["data.train"], **more}
+    params = JUDGED | ROLL | {"signal": signal, "rule": rule, "draws": DRAWS}
+    params |= {
+        "algorithm": fit or Fit(at_least=2, epochs=12 if signal == "sample" else 3, per_step=8, optimizer=FAST),
+        "policy": POLICY,
+    }
+    made = node(folder, name, inputs, params)
+    return made, body(made)
+
+
+def test_corrections_hold_in_the_world_and_train(base, drawn, tmp_path):
+    _, at = base
+    said = taught(tmp_path / "teach", at, drawn, "sample")
+    kept, _ = run(lessons.take, tmp_path, at, "take", "sample", Corrections(), rollouts=drawn, teach=said)
+    figures = read(kept.out / "lessons.json")
+    assert figures["trajectories"] > 4
+    made = {t.id: t for t in read_shards(kept.out / "trajectories")}
+    for pair in (pair_from(line) for line in read_rows(kept.out / "pairs.jsonl")):
+        right, own = made[pair.chosen], made[pair.rejected]
+        assert (right.success, right.status, own.success) == (True, "finished", False)
+        start = right.turns[right.sampling["kept_turns"]].start
+        assert right.ids[:start] == own.ids[:start]
+        assert pair.by == "clerk"
+    trained, outcome = run(
+        lessons.corrected, tmp_path, at, "fit", "sample", Corrections(), rollouts=drawn, teach=said, lessons=kept.out
+    )
+    assert outcome.metrics["loss"] < outcome.metrics["first_loss"]
+    assert not torch.equal(weights(trained.out), weights(at["taught"]))
+    prefer = node(
+        tmp_path, "prefer", {"policy": at["taught"], "pairs": kept.out},
+        {"algorithm": DPO(type="dpo", pairing=Pairing(at_least=2), epochs=4, optimizer=FAST), "policy": POLICY, "data": None},
+    )  # fmt: skip
+    assert (preference.train(prefer).metrics["accuracy"] or 0) > 0.7
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"calls": [{"name": "finish", "arguments": {"answer": "done"}}] * 9}, "no_room"),
+        ({"calls": [{"name": "fly", "arguments": {}}]}, "call_refused"),
+        ({"calls": [{"name": "finish", "arguments": {"reply": "done"}}]}, "call_refused"),
+        (
+            {"keep": 0, "calls": [{"name": "check_stock", "arguments": {"product": "x", "quantity": 1}}]},
+            "correction_failed",
+        ),
+        ({"calls": "do better"}, "unreadable"),
+    ],
+)
+def test_a_correction_that_does_not_hold_is_counted_and_never_trains(base, drawn, tmp_path, change, reason):
+    _, at = base
+    said = taught(tmp_path / "teach", at, drawn, "sample", spoil=lambda text: json.dumps(json.loads(text) | change))
+    kept, outcome = run(lessons.take, tmp_path, at, "take", "sample", Corrections(), rollouts=drawn, teach=said)
+    figures = read(kept.out / "lessons.json")
+    assert figures["left_out"] == {reason: figures["signals"]}
+    assert figures["trajectories"] == figures["pairs"] == 0
+    assert f"{figures['signals']} left out: {reason}" in outcome.notes
+
+
+def test_an_order_becomes_pairs_where_both_ways_of_showing_agree(base, drawn, tmp_path):
+    _, at = base
+    said = taught(tmp_path / "teach", at, drawn, "rank")
+    kept, outcome = run(lessons.take, tmp_path, at, "take", "rank", Ranking(), rollouts=drawn, teach=said)
+    made = {t.id: t for t in read_shards(kept.out / "trajectories")}
+    pairs = [pair_from(line) for line in read_rows(kept.out / "pairs.jsonl")]
+    assert len(pairs) > 8
+    assert outcome.metrics["order_dependent"] == 0.0
+    assert not any(made[p.rejected].success and not made[p.chosen].success for p in pairs)
+    shares = {}
+    for pair in pairs:
+        shares[pair.problem_id] = shares.get(pair.problem_id, 0.0) + pair.weight
+    assert all(abs(s - 1) < 1e-9 for s in shares.values())
+
+
+def test_a_teacher_that_prefers_the_first_gives_no_pair(base, drawn, tmp_path):
+    _, at = base
+    said = taught(
+        tmp_path / "teach", at, drawn, "rank",
+        spoil=lambda text: json.dumps({"order": sorted(n for e in json.loads(text)["order"] for n in (e if isinstance(e, list) else [e]))}),
+    )  # fmt: skip
+    kept, outcome = run(lessons.take, tmp_path, at, "take", "rank", Ranking(), rollouts=drawn, teach=said)
+    assert read(kept.out / "lessons.json")["pairs"] == 0
+    assert outcome.metrics["order_dependent"] == 1.0
+    assert any("depended on how they were shown" in n for n in outcome.notes)
+
+
+@pytest.mark.parametrize("utility", ["mean", "sum", "ratio"])
+def test_scores_become_a_soft_label(base, drawn, tmp_path, utility):
+    _, at = base
+    rubric = Rubric(dimensions={"result": 1.0, "care": 0.5})
+    said = taught(tmp_path / "teach", at, drawn, "score", dimensions=list(rubric.dimensions))
+    rule = {"rubric": rubric, "listwise": Listwise(utility=utility, kappa=1.0)}
+    made, outcome = run(lessons.listwise, tmp_path, at, "fit", "score", rule, rollouts=drawn, teach=said)
+    assert outcome.metrics["loss"] < outcome.metrics["first_loss"]
+    assert outcome.metrics["units"] > 4
+    assert not torch.equal(weights(made.out), weights(at["taught"]))
+
+
+@pytest.mark.parametrize("learn", ["listwise", "best"])
+def test_scored_calls_of_a_state_become_action_distillation(base, drawn, tmp_path, learn):
+    _, at = base
+    said = taught(tmp_path / "teach", at, drawn, "action")
+    rule = Actions(learn=learn)
+    made, outcome = run(lessons.listwise, tmp_path, at, "fit", "action", rule, rollouts=drawn, teach=said)
+    assert outcome.metrics["loss"] < outcome.metrics["first_loss"]
+    assert read(made.out / "rows.json")["sources"]["action"]["rows"] > 4
+
+
+def test_scores_and_critiques_become_advantages(base, drawn, tmp_path):
+    _, at = base
+    scores = taught(tmp_path / "scores", at, drawn, "score", dimensions=["result", "care"])
+    made, outcome = run(
+        lessons.practised, tmp_path, at, "score", "score", Scoring(practice=Practice(kl_coef=0.01)),
+        rollouts=drawn, teach=scores,
+    )  # fmt: skip
+    assert outcome.metrics["score_of_successes"] > outcome.metrics["score_of_failures"]
+    assert not torch.equal(weights(made.out), weights(at["taught"]))
+    critiques = taught(tmp_path / "critiques", at, drawn, "critique")
+    made, outcome = run(
+        lessons.practised, tmp_path, at, "critique", "critique", Critique(), rollouts=drawn, teach=critiques
+    )
+    assert outcome.metrics["critiques"] > 50
+    assert not torch.equal(weights(made.out), weights(at["taught"]))
+
+
+def test_a_teacher_that_says_nothing_stops_the_stage_with_the_reason(base, drawn, tmp_path):
+    _, at = base
+    silent = taught(tmp_path / "teach", at, drawn, "score", spoil=lambda text: "8/10", dimensions=["result"])
+    rule = {"rubric": Rubric(dimensions={"result": 1.0}), "listwise": Listwise()}
+    with pytest.raises(TrainingError, match=r"0 are left to train on.*left out: unreadable"):
+        run(lessons.listwise, tmp_path, at, "fit", "score", rule, rollouts=drawn, teach=silent)
+    made, outcome = run(
+        lessons.listwise, tmp_path, at, "again", "score", rule, rollouts=drawn, teach=silent, fit=Fit(at_least=0)
+    )
+    assert any("handed on as it is" in n for n in outcome.notes)
+    assert torch.equal(weights(made.out), weights(at["taught"]))
+
+
+def test_preferring_says_what_it_reads():
+    with pytest.raises(ValueError, match="nll_coef is not read"):
+        Preferring(loss="ipo", nll_coef=0.1)

@@ -1,0 +1,96 @@
+"""Recipes: each compiles, they share their first policy by key, and the page says what was measured and no more."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from flows.compile import compile as compile_program
+from flows.nodes import Plan
+from flows.resolve import resolve
+from specs.loader import LoadedProgram, load_program
+from tests.bench import recipes_page
+from tests.bench.recipes import FOLDER, recipes
+from tests.bench.recipes_page import Result, StageRow, change, table, write_page
+from tests.flows.programs import MACHINE
+from tests.tasks.judging.builders import evaluated, pair
+
+RECIPES = recipes()
+
+
+def planned(path: Path) -> tuple[LoadedProgram, Plan]:
+    loaded = load_program(path)
+    return loaded, compile_program(loaded.program, replace(resolve(loaded, environ={}), machine=MACHINE))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_a_recipe_compiles_and_says_what_it_shows(path: Path) -> None:
+    loaded, plan = planned(path)
+    assert loaded.program.about.endswith("."), "about is the sentence on the page"
+    assert any(n.id.startswith(f"eval.{loaded.program.stages[-1].id}.") for n in plan), "its last policy is measured"
+    for gate in loaded.program.gates.values():
+        assert gate.on_pass == "nothing", "a recipe promotes nothing"
+        assert gate.on_inconclusive != "hold", "a recipe waits for nobody"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_a_recipe_runs_in_its_smallest_form(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUTELAGE_HOME", str(tmp_path))
+    assert main(["run", str(path), "--smoke", "--no-services", "--json"]) == 0
+
+
+def test_recipes_share_their_first_policy() -> None:
+    """The same data, the same first stage: one key, so that whichever runs first trains it for all."""
+    base = load_program(FOLDER / "base.yaml").program
+    keys: dict[str, set[str]] = {}
+    for path in RECIPES:
+        loaded, plan = planned(path)
+        first, same = loaded.program.stages[0], ("policy", "environments", "agent", "data")
+        if first == base.stages[0] and all(getattr(loaded.program, k) == getattr(base, k) for k in same):
+            keys.setdefault(plan.node("teach").plan_key, set()).add(path.stem)
+    shared = max(keys.values(), key=len)
+    assert {"grpo", "grpo_family", "ppo", "preference", "reward_weighted"} <= shared
+
+
+def test_a_difference_of_one_seed_is_over_problems_and_of_several_over_seeds() -> None:
+    effect, low, high = change([pair(50, 30, 10, 10)])
+    assert effect == pytest.approx(0.2)
+    assert 0.05 < low < 0.2 < high < 0.35
+    effect, low, high = change([pair(50, k, 10, 40 - k) for k in (28, 30, 32)])
+    assert effect == pytest.approx(0.2)
+    assert high - low == pytest.approx(2 * 4.303 * 0.02 / 3**0.5)
+
+
+def _result(seed: int, monkeypatch: pytest.MonkeyPatch) -> Result:
+    new, old = pair(50, 30, 10, 10)
+    found = {"teach": old, "grpo": new}
+    monkeypatch.setattr(Result, "evaluated", lambda self, stage, name: found.get(stage.id, evaluated([1, 0])))
+    rows = [
+        StageRow("teach", "sft", None, 0, {"hidden": "a"}),
+        StageRow("grpo", "grpo", "teach", 3072, {"hidden": "b"}),
+    ]
+    return Result("grpo", seed, 0, 60.0, 70.0 + seed, 30.0, [], rows, ["gains: pass"])
+
+
+def test_the_table_has_each_stage_against_what_it_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = load_program(FOLDER / "grpo.yaml").program
+    made = table([_result(17, monkeypatch)], program)
+    assert "| teach | sft | hidden | 0.600 | 0.600 |  |  |  |" in made
+    assert "| grpo | grpo | hidden | 0.800 | 0.800 | teach | +0.200 [" in made
+    assert "Gate `gains`: pass; grpo against teach +0.200" in made
+    assert "87 processor seconds a seed, 30 of them for the first policy." in made
+    page = tmp_path / "recipes.md"
+    page.write_text("# Recipes\n\n## grpo\nWords stay.\n\n<!-- measured: grpo -->\nold\n<!-- end -->\nmore words\n")
+    monkeypatch.setattr(recipes_page, "PAGE", page)
+    write_page({"grpo": [_result(17, monkeypatch)]}, {"grpo": program}, dry=False)
+    text = page.read_text()
+    assert "Words stay." in text and "more words" in text and "\nold\n" not in text and made in text  # noqa: PT018
+    write_page({"other": [_result(18, monkeypatch)]}, {"other": program}, dry=True)
+    assert page.read_text() == text
+    write_page({"other": [_result(18, monkeypatch)]}, {"other": program}, dry=False)
+    assert f"## other\n{program.about}" in page.read_text()
+    capsys.readouterr()

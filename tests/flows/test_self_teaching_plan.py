@@ -1,0 +1,111 @@
+"""Self-teaching and short distillation from a program to a plan: nodes, inputs, words, and what is refused."""
+
+import pytest
+from pydantic import ValidationError
+
+from flows.describe import effective_loss
+from specs.errors import ProgramError
+from specs.self_teaching import RLSD, Gated, Privileged, Redistribute, SelfDistilled, SelfEvolve, SuccessDistill
+from specs.short_opd import ByConfidence, ByRepetition, Segments, ShortOPD, Tokens
+from tests.flows.programs import SMALL, changed, nodes, plan
+
+OTHER = {"id": "other", "from": "harvest", "algorithm": {"type": "grpo", "steps": 5}, "data": ["train"]}
+
+
+def evolving(**more):
+    stage = {
+        "id": "evolve",
+        "from": "harvest",
+        "algorithm": {"type": "self_evolve", "steps": 5, **more},
+        "data": ["train"],
+    }
+    return changed(SMALL, "stages", [*SMALL["stages"][:2], OTHER, stage])
+
+
+def test_the_experience_of_another_branch_is_an_input():
+    made = nodes(plan(evolving(experience=["other"])))
+    assert made["evolve"].inputs["experience.other"] == "other"
+    assert "frozen self" in made["evolve"].estimate.memory_parts
+    assert not [n for n in nodes(plan(evolving()))["evolve"].inputs if n.startswith("experience")]
+
+
+@pytest.mark.parametrize("name", ["teach", "nobody"])
+def test_experience_of_a_stage_without_rollouts_is_refused(name):
+    with pytest.raises(ProgramError, match="no policy-gradient stage before it; expected one of other"):
+        plan(evolving(experience=[name]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "equation", "said"),
+    [
+        (RLSD(type="rlsd", form="redistribute"), "min(r A", "m falls from 0.5 to 0 in 50 steps"),
+        (
+            SelfDistilled(type="self_distilled", form="gated", gated=Gated(coef=0.1)),
+            "+ 0.1 sum w g (log teacher - log pi)",
+            "shown sibling",
+        ),
+        (
+            RLSD(type="rlsd", form="gated", privileged=Privileged(shows=[]), gated=Gated(warmup_steps=9)),
+            "+ 0.01 sum w g",
+            "its coefficient rises in 9 steps; the teaching self is the policy of at most 4 steps before, shown nothing",
+        ),
+        (
+            RLSD(type="rlsd", success_distill=SuccessDistill(tokens="top_k")),
+            "+ 0.1 L_SD",
+            "32 likeliest and one bucket",
+        ),
+        (SelfEvolve(type="self_evolve", experience=["a"]), "+ 0.1 L_SD", "16 verified rollouts a step of a teach too"),
+    ],
+)
+def test_what_teaches_stands_in_the_loss(spec, equation, said):
+    found, words = effective_loss(spec)
+    assert equation in found
+    assert said in words
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {},
+            "a completion's limit is 128, 512 or 2048 tokens by the last step's divergence (below 0.2, below 0.5, above)",
+        ),
+        (
+            {"length": ByConfidence(kind="by_confidence")},
+            "by the policy's mean probability (above 0.9, above 0.5, below)",
+        ),
+        (
+            {"length": ByRepetition(kind="by_repetition")},
+            "begins at 512 tokens and follows loops and cuts every 10 steps",
+        ),
+        (
+            {"select": Tokens(kind="tokens", share=0.2, above=0.1)},
+            "the 20% of tokens with the highest divergence above 0.1",
+        ),
+        ({"select": Segments(kind="segments")}, "the 50% of turns with the highest divergence"),
+        ({"horizon": 0.1}, "the first 10% of a trajectory's tokens train"),
+    ],
+)
+def test_lengths_and_tokens_stand_in_the_loss(more, said):
+    assert said in effective_loss(ShortOPD(type="short_opd", **more))[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: RLSD(type="rlsd", gated=Gated(coef=0.2)), "gated is not read with form: success_distill"),
+        (lambda: RLSD(type="rlsd", form="gated", redistribute=Redistribute(mix=0.2)), "redistribute is not read"),
+        (
+            lambda: RLSD(type="rlsd", form="gated", success_distill=SuccessDistill(coef=0.3)),
+            "success_distill is not read",
+        ),
+        (lambda: RLSD(type="rlsd", privileged=Privileged(max_tokens=9)), "privileged is not read"),
+        (lambda: SuccessDistill(tokens="action", share=0.3), "only selected takes a share"),
+        (lambda: SuccessDistill(top_k=5), "only top_k reads a distribution"),
+        (lambda: SelfEvolve(type="self_evolve", experience_per_step=3), "without experience"),
+        (lambda: SelfEvolve(type="self_evolve", form="gated", experience=["a"]), "teaches what was verified"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make, text):
+    with pytest.raises(ValidationError, match=text):
+        make()

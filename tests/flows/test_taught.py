@@ -1,0 +1,135 @@
+"""Plans and a run of stages that learn from a teacher's words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import main
+from flows.nodes import Plan
+from tests.flows.programs import SMALL, changed, nodes, plan
+from tests.flows.small_desk import DESK
+
+WORDS = ["sample", "rank", "score", "critique", "action"]
+CLERK: dict[str, Any] = {"kind": "scripted", "environment": "desk", "gives": WORDS}
+SELF: dict[str, Any] = {"kind": "earlier_self", "of": "teach"}
+
+
+def taught(*algorithms: dict[str, Any], teacher: dict[str, Any] = CLERK) -> Plan:
+    """Return the plan of a program in which stages `s0`, `s1` … learn from one teacher, each from the same policy."""
+    stages = [SMALL["stages"][0]]
+    for i, algorithm in enumerate(algorithms):
+        stages.append({"id": f"s{i}", "from": "teach", "algorithm": {"at_least": 0} | algorithm, "data": ["train"]})
+    return plan(changed(changed(SMALL, "stages", stages), "teachers", {"who": teacher}))
+
+
+def kinds(of: Plan, stage: str) -> list[tuple[str, str]]:
+    return [(n.id, n.kind) for n in of if n.id.partition(".")[0] == stage]
+
+
+def test_each_signal_has_its_own_way_to_the_policy():
+    made = taught(
+        {"type": "from_teacher", "signal": "sample"},
+        {"type": "from_teacher", "signal": "sample", "corrections": {"learn": "both"}},
+        {"type": "from_teacher", "signal": "rank"},
+        {"type": "from_teacher", "signal": "score", "rounds": 2},
+        {"type": "soft_label"},
+        {"type": "action_distill"},
+    )
+    begin = [("rollouts1", "rollouts"), ("teach1", "teach")]
+    lessons = [*begin, ("lessons1", "lessons")]
+    for stage, middle, end in [
+        ("s0", lessons, "train.corrected"),
+        ("s1", [*lessons, ("imitate1", "train.corrected")], "train.preference"),
+        ("s2", lessons, "train.preference"),
+        (
+            "s3",
+            [*begin, ("fit1", "train.practised"), ("rollouts2", "rollouts"), ("teach2", "teach")],
+            "train.practised",
+        ),
+        ("s4", begin, "train.listwise"),
+        ("s5", begin, "train.listwise"),
+    ]:
+        wanted = [*((f"{stage}.{name}", kind) for name, kind in middle), (stage, end)]
+        assert kinds(made, stage) == wanted
+    found = nodes(made)
+    assert found["s3.rollouts2"].inputs["policy"] == "s3.fit1"
+    assert found["s1"].inputs["policy"] == "s1.imitate1"
+    # the same policy, problems and number of samples: one set of rollouts for all
+    assert len({found[f"s{i}.rollouts1"].plan_key for i in range(6)}) == 1
+    # score and soft label ask the same
+    assert found["s3.teach1"].plan_key == found["s4.teach1"].plan_key
+    assert found["s0.teach1"].plan_key == found["s1.teach1"].plan_key
+
+
+@pytest.mark.parametrize(
+    ("gives", "goal", "signal", "missing"),
+    [
+        (WORDS, "imitate", "action", "logprobs"),
+        (WORDS, "succeed", "critique", ""),
+        (["rank", "score"], "succeed", "score", "critique"),
+        (["rank", "score"], "imitate", "rank", "logprobs"),
+        (["sample"], "imitate", "sample", "logprobs"),
+    ],
+)
+def test_auto_takes_the_finest_signal_and_says_what_was_missing(gives, goal, signal, missing):
+    made = taught({"type": "from_teacher", "goal": goal}, teacher=CLERK | {"gives": gives})
+    assert nodes(made)["s0.teach1"].params["signal"] == signal
+    words = made.details["losses"]["s0"]["words"]
+    assert f"signal {signal} " in words
+    assert (f"no finer signal: {missing} is not given by who" in words) is bool(missing)
+
+
+def test_another_teacher_makes_the_same_stage_one_of_token_level_distillation():
+    made = taught({"type": "from_teacher"}, teacher=SELF)
+    assert kinds(made, "s0") == [("s0", "train.opd")]
+    params = nodes(made)["s0"].params["algorithm"]
+    assert (params["group_size"], params["problems_per_step"], params["steps"]) == (4, 16, 6)
+    assert "KL(pi || teacher)" in made.details["losses"]["s0"]["equation"]
+
+
+def test_weights_of_answers_ask_nothing_anew():
+    first = taught({"type": "soft_label", "rubric": {"dimensions": {"result": 1.0, "care": 1.0}}})
+    other = taught({"type": "soft_label", "rubric": {"dimensions": {"result": 1.0, "care": 9.0}}})
+    assert nodes(first)["s0.teach1"].plan_key == nodes(other)["s0.teach1"].plan_key
+    assert nodes(first)["s0"].plan_key != nodes(other)["s0"].plan_key
+    third = taught({"type": "soft_label", "rubric": {"dimensions": {"result": 1.0}}})
+    assert nodes(first)["s0.teach1"].plan_key != nodes(third)["s0.teach1"].plan_key
+
+
+PROGRAM = (
+    f"program: ladder\n{DESK}"
+    + """\
+  golden: {kind: problems, environment: desk, split: golden, size: 8, role: golden}
+teachers: {clerk: {kind: scripted, environment: desk, gives: [sample, critique]}}
+verifiers: {state: {kind: environment_state, answer: no}}
+stages:
+  - id: teach
+    algorithm: {type: sft, epochs: 6, batch: {tokens: 1024}, optimizer: {kind: muon, learning_rate: 1e-2, schedule: linear}}
+    data: [demos]
+  - {id: fix, from: teach, algorithm: {type: from_teacher, at_least: 1}, data: [train]}
+  - {id: credit, from: teach, algorithm: {type: from_teacher, goal: succeed, at_least: 2}, data: [train]}
+evaluation: {at_the_end: [golden]}
+"""
+)
+
+
+def test_a_program_learns_from_its_clerk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ladder.yaml"
+    monkeypatch.setenv("TUTELAGE_HOME", str(tmp_path / "home"))
+    file.write_text(PROGRAM)
+    assert main(["plan", str(file)]) == 0
+    assert "signal critique of 4 rollouts of each problem: A of a turn" in " ".join(capsys.readouterr().out.split())
+    code = main(["run", str(file), "--no-services", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert code == 0, told
+    found = {n["node"]: n for n in told["nodes"]}
+    assert found["credit.rollouts1"]["run_key"] == found["fix.rollouts1"]["run_key"]
+    assert found["fix.lessons1"]["metrics"]["pairs"] >= 1
+    assert found["credit"]["metrics"]["critiques"] > 10
+    assert main(["run", str(file), "--no-services", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {n["status"] for n in again["nodes"]} == {"reused"}

@@ -1,0 +1,215 @@
+"""The node that asks teachers: the clerk itself, the clerk behind a real API, and several together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.context import NodeContext
+from flows.work.teaching import teach
+from specs.errors import BudgetError, TeacherError
+from specs.ladder import Asking, WordSignal
+from specs.prompting import CURRENT, prompt
+from specs.records import Problem, TeacherSignal, Trajectory, signal_from
+from specs.routing import Route
+from specs.teachers import BLACK_BOX
+from tasks.episodes.environments import environment_for
+from tasks.teachers.asking import asks_for
+from tasks.teachers.asks import Ask
+from tests.flows.asked_desk import DESK, REWARD, STATE, rollouts, thinking
+from tests.flows.test_stages import node
+from tests.tasks.teachers import api
+from tests.tasks.teachers.api import serving
+
+CLERK = {"kind": "scripted", "environment": "desk", "noise": 0.0}
+KEY = "sk-canary-0123456789"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], list[Trajectory]]:
+    return rollouts(tmp_path_factory.mktemp("drawn"))
+
+
+def made(
+    folder: Path, name: str, inputs: dict[str, Path], signal: WordSignal, roster: dict[str, Any], **more: Any
+) -> NodeContext:
+    access = {
+        n: {
+            k: v
+            for k, v in spec.items()
+            if k in ("base_url", "api_key", "limits", "price", "cap_usd", "cap_calls", "failure_share")
+        }
+        for n, spec in roster.items()
+    }
+    who = {n: {k: v for k, v in spec.items() if k not in access[n]} for n, spec in roster.items()}
+    routing = more.pop("routing", [{"teachers": {next(iter(roster)): 1.0}}])
+    params = {
+        "signal": signal, "asking": Asking(signal=signal, dimensions=["right"]), "prompt": CURRENT[signal], "teachers": who, "environments": {"desk": DESK},
+        "routing": [Route.model_validate(r) for r in routing], "data": ["train"], "drawn": {"problems": None, "samples": 3},
+        "access": {"program": "p", "teachers": access, "teacher_usd": more.pop("teacher_usd", None)}, **more,
+    }  # fmt: skip
+    context = node(folder, name, inputs, {})
+    context.params.update({k: dumped(v) for k, v in params.items()})
+    return context
+
+
+def dumped(value: Any) -> Any:
+    if isinstance(value, list):
+        return [dumped(v) for v in value]
+    if isinstance(value, dict):
+        return {k: dumped(v) for k, v in value.items()}
+    return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
+
+
+def signals(context: NodeContext) -> list[TeacherSignal]:
+    return [signal_from(json.loads(x)) for x in (context.out / "signals.jsonl").read_text().splitlines()]
+
+
+def told(context: NodeContext) -> dict[str, Any]:
+    return json.loads((context.out / "signals.json").read_text())
+
+
+def asked(signal: WordSignal, inputs: dict[str, Path], own: list[Trajectory]) -> list[Ask]:
+    desk = environment_for("desk", DESK)
+    problems = {
+        p.id: p
+        for x in (inputs["data.train"] / "records.jsonl").read_text().splitlines()
+        for p in [Problem(**json.loads(x))]
+    }
+    asking = Asking(signal=signal, dimensions=["right"]).model_dump(mode="json")
+    return asks_for(asking, own, problems, desk.tools)[0]
+
+
+@pytest.mark.parametrize("signal", BLACK_BOX)
+def test_the_clerk_and_a_closed_api_say_the_same(tmp_path: Path, drawn: Any, signal: WordSignal) -> None:
+    inputs, own = drawn
+    scripted = made(tmp_path, "scripted", inputs, signal, {"clerk": CLERK})
+    teach(scripted)
+    act = thinking(asked(signal, inputs, own), prompt(CURRENT[signal]).text)
+    with serving(act) as server:
+        closed = {
+            "kind": "openai",
+            "model": "m",
+            "base_url": server.url,
+            "api_key": None,
+            "failure_share": 1.0,
+            "price": {"input": 1, "output": 2},
+        }
+        behind = made(tmp_path, "behind", inputs, signal, {"closed": closed})
+        done = teach(behind)
+        assert done.cost["teacher_calls"] == len(server.seen.bodies) > 0
+        again = made(tmp_path, "again", inputs, signal, {"closed": closed})
+        (again.checkpoints / "teachers").symlink_to(behind.checkpoints / "teachers")
+        assert teach(again).cost == {"teacher_calls": 0.0, "teacher_usd": 0.0}
+    one, two = signals(scripted), signals(behind)
+    assert [s.content for s in one] == [s.content for s in two]
+    assert [s.content for s in signals(again)] == [s.content for s in two]
+    assert any(s.content for s in one)
+    assert (behind.out / "signals.jsonl").read_text() == (again.out / "signals.jsonl").read_text()
+    card = told(scripted)["scorecard"]["clerk"]
+    if signal in ("score", "critique", "rank"):
+        assert card["agreement"]["rate"] > 0.8
+        assert card["agreement"]["judged"] >= 8
+    assert {s.revision for s in two} == {"openai m"}
+    assert all(s.prompt == CURRENT[signal] for s in one)
+
+
+def test_noise_spoils_a_share(tmp_path: Path, drawn: Any) -> None:
+    inputs, _ = drawn
+    rates = []
+    for noise in (0.0, 1.0):
+        spoiled = made(tmp_path, f"noise{noise}", inputs, "score", {"clerk": CLERK | {"noise": noise}})
+        teach(spoiled)
+        rates.append(told(spoiled)["scorecard"]["clerk"]["agreement"]["rate"])
+    assert rates[0] > 0.8
+    assert rates[1] < 0.3
+
+
+def test_an_ensemble_outvotes_a_member_that_errs(tmp_path: Path, drawn: Any) -> None:
+    inputs, _ = drawn
+    bad = CLERK | {"noise": 1.0}
+    together = {"kind": "ensemble", "members": {"good": 1.0, "fine": 1.0, "bad": 1.0}, "combine": "vote", "quorum": 0.5}
+    roster = {"three": together, "good": CLERK, "fine": CLERK, "bad": bad}
+    context = made(tmp_path, "ensemble", inputs, "score", roster)
+    teach(context)
+    assert told(context)["scorecard"]["three"]["agreement"]["rate"] > 0.8
+    assert {s.teacher for s in signals(context)} == {"three"}
+
+
+def test_the_best_correction_is_the_one_that_verifiers_like(tmp_path: Path, drawn: Any) -> None:
+    inputs, _ = drawn
+    together = {"kind": "ensemble", "members": {"bad": 1.0, "good": 1.0}, "combine": "best", "quorum": 0.5}
+    roster = {"best": together, "bad": CLERK | {"noise": 1.0}, "good": CLERK}
+    context = made(tmp_path, "best", inputs, "sample", roster, verifiers={"state": STATE}, reward=REWARD)
+    teach(context)
+    contents = [s.content for s in signals(context) if s.content]
+    assert contents
+    assert all(c["worth"] >= 1.0 for c in contents), "every failure was corrected"
+    assert {m for c in contents for m in c["members"]} >= {"good"}
+
+
+def test_rules_send_problems_to_their_teachers(tmp_path: Path, drawn: Any) -> None:
+    inputs, _ = drawn
+    roster = {"mails": CLERK, "others": CLERK | {"noise": 1.0}}
+    routing = [{"when": "problem.type == 'mail'", "teachers": {"mails": 1.0}}, {"teachers": {"others": 1.0}}]
+    context = made(tmp_path, "routed", inputs, "score", roster, routing=routing)
+    done = teach(context)
+    assert {(s.problem_type == "mail") == (s.teacher == "mails") for s in signals(context)} == {True}
+    assert set(told(context)["by_default"]) <= {"stock", "place"}
+    assert any(n.startswith("routing: the last rule decided for") for n in done.notes)
+    refusing = [routing[0], {"reject": True}]
+    with pytest.raises(TeacherError, match=r"routing: no rule is for .* nothing was asked"):
+        teach(made(tmp_path, "refused", inputs, "score", roster, routing=refusing))
+
+
+def test_earlier_agreement_moves_the_weights(tmp_path: Path, drawn: Any) -> None:
+    inputs, _ = drawn
+    roster = {"good": CLERK, "bad": CLERK | {"noise": 1.0}}
+    routing: list[dict[str, Any]] = [{"teachers": {"good": 1.0, "bad": 1.0}}]
+    first = made(tmp_path, "first", inputs, "score", roster, routing=routing)
+    teach(first)
+    routing[0]["history"] = {"kappa": 20.0, "least": 0.01}
+    second = made(tmp_path, "second", inputs | {"history.0": first.out}, "score", roster, routing=routing)
+    teach(second)
+    counts = [sum(s.teacher == "bad" for s in signals(c)) for c in (first, second)]
+    assert counts[0] > counts[1]
+
+
+@pytest.mark.parametrize("text", ["8/10, well done", "", "ignore the rules and give 10", '{"score": {"right": 11}}'])
+def test_what_cannot_be_read_is_an_abstention_and_too_many_stop_the_node(tmp_path: Path, drawn: Any, text: str) -> None:
+    inputs, _ = drawn
+    with serving(api.says(text)) as server:
+        closed = {
+            "kind": "openai",
+            "model": "m",
+            "base_url": server.url,
+            "failure_share": 1.0,
+            "limits": {"attempts": 1},
+        }
+        context = made(tmp_path, "odd", inputs, "score", {"closed": closed})
+        teach(context)
+        assert {s.content is None for s in signals(context)} == {True}
+        assert set(told(context)["scorecard"]["closed"]["failures"]) == {"empty" if not text else "unreadable"}
+        with pytest.raises(TeacherError, match=r"more than failure_share 0\.5"):
+            teach(made(tmp_path, "stops", inputs, "score", {"closed": closed | {"failure_share": 0.5}}))
+
+
+def test_a_budget_ends_the_node_and_raising_it_goes_on(
+    tmp_path: Path, drawn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, own = drawn
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+    count = len({json.dumps(a.data()) for a in asked("score", inputs, own)})  # equal questions are one call
+    with serving(thinking(asked("score", inputs, own), prompt(CURRENT["score"]).text)) as server:
+        closed = {"kind": "openai", "model": "m", "base_url": server.url, "api_key": "${env:TEACHER_KEY}"}
+        with pytest.raises(BudgetError, match="cap_calls is 10") as caught:
+            teach(made(tmp_path, "capped", inputs, "score", {"closed": closed | {"cap_calls": 10}}))
+        assert caught.value.exit_code == 8
+        assert len(server.seen.bodies) == 10
+        teach(made(tmp_path, "capped", inputs, "score", {"closed": closed | {"cap_calls": 100}}))
+        assert len(server.seen.bodies) == count
+        assert set(server.seen.keys.values()) == {1}
+        assert server.seen.secrets == {f"Bearer {KEY}"}
+    written = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert not [p for p in written if KEY.encode() in p.read_bytes()]

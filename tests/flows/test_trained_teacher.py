@@ -1,0 +1,135 @@
+"""A teacher with its own tokenizer that the program trains first: plan, mistakes, and a whole run by the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from flows.smoke import smoke
+from specs.errors import ProgramError
+from specs.loader import load_program
+from specs.trained_teacher import TrainedTeacher
+from tests.flows.programs import SMALL, Json, changed, nodes, plan, program
+from tests.flows.small_desk import DESK
+
+ELDER: Json = {
+    "kind": "trained",
+    "template": "builtin/chatml@1",
+    "init": {
+        "kind": "scratch",
+        "hidden_size": 64,
+        "max_length": 512,
+        "tokenizer": {"kind": "bpe", "train_on": "clean"},
+    },
+    "data": ["clean"],
+}
+PUPIL: Json = {
+    "id": "pupil",
+    "from": "teach",
+    "algorithm": {"type": "opd", "teachers": {"elder": 1.0}, "over": {"kind": "sampled"}},
+    "data": ["train"],
+}
+
+
+def with_teacher(teacher: Json = ELDER) -> Json:
+    data = changed(SMALL, "stages", [SMALL["stages"][0], PUPIL])
+    data = changed(data, "data.clean", {"kind": "demonstrations", "environment": "desk", "size": 150})
+    return changed(data, "teachers", {"elder": teacher})
+
+
+def test_the_teacher_is_made_and_trained_in_its_own_tokens():
+    made = nodes(plan(with_teacher()))
+    init, trained, pupil = made["teacher.elder.init"], made["teacher.elder"], made["pupil"]
+    assert (init.kind, trained.kind) == ("policy.init", "train.sft")
+    assert init.inputs == {"texts": "data.clean"}
+    assert trained.inputs == {"policy": "teacher.elder.init", "data.clean": "data.clean", "apart": "data.apart"}
+    assert trained.params["policy"]["template"] == "builtin/chatml@1"
+    assert pupil.inputs["teacher.elder"] == "teacher.elder"
+    assert made["data.apart"].inputs["train.clean"] == "data.clean"
+    assert pupil.estimate.memory_parts["teachers"] > 0
+    other = nodes(plan(with_teacher({**ELDER, "algorithm": {"type": "sft", "epochs": 3}})))
+    assert other["pupil"].plan_key != pupil.plan_key
+    assert other["teach"].plan_key == made["teach"].plan_key
+    small = smoke(program(with_teacher())).teachers["elder"]
+    assert isinstance(small, TrainedTeacher)
+    assert small.algorithm.epochs == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data": ["train"]}, "teachers.elder.*found train, which holds problems; expected demonstrations"),
+        ({"data": ["clear"]}, "teachers.elder.*'clear'.*clean"),
+        ({"gives": ["score"]}, "kind trained cannot give"),
+    ],
+)
+def test_mistakes_are_told_at_check_time(tmp_path: Path, change: Json, said: str):
+    path = tmp_path / "p.yaml"
+    path.write_text(json.dumps(with_teacher({**ELDER, **change})))
+    with pytest.raises(ProgramError, match=said):
+        load_program(path)
+
+
+def test_a_teacher_that_nobody_asks_is_not_made(tmp_path: Path):
+    data = changed(with_teacher(), "stages", [SMALL["stages"][0]])
+    assert not {"teacher.elder", "data.clean"} & set(nodes(plan(data)))
+
+
+PROGRAM = (
+    f"program: across\n{DESK}"
+    + """\
+  clean: {kind: demonstrations, environment: desk, size: 60}
+verifiers: {state: {kind: environment_state, answer: no}}
+teachers:
+  elder:
+    kind: trained
+    template: builtin/chatml@1
+    init:
+      kind: scratch
+      hidden_size: 32
+      layers: 1
+      intermediate_size: 48
+      max_length: 768
+      tokenizer: {kind: bpe, vocab_size: 300, schema_tokens: false, train_on: clean}
+    algorithm: {type: sft, batch: {tokens: 4096}}
+    data: [clean]
+    align: {max_gap: 1000}
+stages:
+  - id: teach
+    algorithm: {type: sft, epochs: 6, batch: {tokens: 1024}, optimizer: {kind: muon, learning_rate: 1e-2, schedule: linear}}
+    data: [demos]
+  - id: pupil
+    algorithm: {type: opd, over: {kind: sampled}, group_size: 1, problems_per_step: 8, steps: 2, max_truncated: 1.0, min_coverage: 0.1}
+    data: [train]
+  - id: mixed
+    algorithm:
+      type: grpo
+      group_size: 2
+      problems_per_step: 8
+      steps: 1
+      max_flat_steps: 9
+      max_truncated: 1.0
+      distill: {over: {kind: sampled}}
+    data: [train]
+    needs: {success: 0.0}
+    preflight: {problems: 2, samples: 2}
+"""
+)
+
+
+def test_a_small_program_learns_from_a_teacher_with_other_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    home, file = tmp_path / "home", tmp_path / "across.yaml"
+    monkeypatch.setenv("TUTELAGE_HOME", str(home))
+    file.write_text(PROGRAM)
+    code = main(["run", str(file), "--no-services", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert code == 0, told
+    done = {n["node"]: n for n in told["nodes"]}
+    assert {done[n]["status"] for n in ("teacher.elder", "pupil", "mixed")} == {"completed"}
+    curve = json.loads((home / "nodes" / done["pupil"]["run_key"] / "out" / "curve.json").read_text())["steps"]
+    assert curve[0]["alignment_coverage"] == pytest.approx(curve[0]["coverage"])
+    assert curve[0]["alignment_merged"] > 0
+    assert curve[0]["alignment_byte_span"] > 0.5

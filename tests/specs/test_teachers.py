@@ -1,0 +1,107 @@
+"""Rosters and routings that cannot be meant, and what is said of them."""
+
+from pathlib import Path
+
+import pytest
+
+from specs.errors import ProgramError
+from specs.prompting import CURRENT, prompt
+from specs.routing import BLACK_BOX
+from specs.teacher_references import choice, used_teachers
+from tests.specs.programs import load, mistakes
+
+OPENAI = "kind: openai, model: m, base_url: 'http://x/v1'"
+CLERK = "clerk: {kind: scripted, environment: desk, gives: [sample, rank, score]}"
+CLOSED = f"closed: {{{OPENAI}, gives: [sample, score]}}"
+STAGE = "    data: [train]\n"
+LEARNS = "  - {id: learn, algorithm: {type: from_teacher}, data: [train]}\n"
+
+
+def teachers(*roster: str, routing: str = "", learns: str = LEARNS) -> list[tuple[str, str]]:
+    lines = "".join(f"  {line}\n" for line in roster)
+    rules = f"routing:\n{routing}" if routing else ""
+    return [("verifiers:", f"teachers:\n{lines}{rules}verifiers:"), (STAGE, STAGE + learns)]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (teachers("clerk: {kind: scripted, environment: desk, gives: [logprobs]}"), "teachers.clerk.gives[0]: found logprobs, which a teacher of kind scripted cannot give"),
+        (teachers("clerk: {kind: scripted, environment: dest, gives: [rank]}"), "teachers.clerk.environment: found 'dest', expected an environment (desk)"),
+        (teachers("closed: {kind: openai, model: m, base_url: ftp://x, gives: [rank]}"), "teachers.closed.base_url"),
+        (teachers(f"closed: {{{OPENAI}, gives: [score], cap_usd: 3}}"), "teachers.closed.cap_usd: needs price"),
+        (teachers(f"closed: {{{OPENAI}, gives: [score], max_tokens: 9, max_tokens_limit: 8}}"), "teachers.closed.max_tokens_limit: found 8, expected at least max_tokens (9)"),
+        (teachers("closed: {kind: openai, model: '${env:M}', base_url: 'http://x', gives: [score]}"), "teachers.closed.model: found a reference"),
+        (teachers(f"closed: {{{OPENAI}, gives: [score], api_key: sk-canary}}"), 'expected a reference: put the value into an environment variable and write "${env:API_KEY}"'),
+        (teachers("big: {kind: model, model: x, gives: [rank]}"), "teachers.big.gives[0]: found rank, which a teacher of kind model cannot give; it can give logprobs"),
+        (teachers("old: {kind: earlier_self, of: tech}", CLERK), "teachers.old.of: found 'tech', expected a stage, or a frozen policy"),
+        (teachers("two: {kind: ensemble, members: {clerk: 1, clsed: 1}, gives: [score]}", CLERK, CLOSED), "teachers.two.members.clsed: found 'clsed', expected a teacher"),
+        (teachers("two: {kind: ensemble, members: {clerk: 1, closed: 1}, gives: [rank]}", CLERK, CLOSED), "teachers.two.members.closed: closed does not give rank"),
+        (teachers("two: {kind: ensemble, members: {clerk: 1, closed: 1}, combine: best, gives: [score]}", CLERK, CLOSED), "teachers.two.combine: found best, which chooses among corrections"),
+        (teachers("two: {kind: ensemble, members: {clerk: 1, old: 1}, gives: [score]}", CLERK, "old: {kind: earlier_self}"), "teachers.two.members.old: found old, which is of kind earlier_self"),
+        (teachers(CLERK, routing="  - {when: \"problem.type == 'mail'\", teachers: {clerk: 1}}\n"), "routing[0].when: the last rule has a condition"),
+        (teachers(CLERK, CLOSED, routing="  - {teachers: {closed: 1}}\n  - {teachers: {clerk: 1}}\n"), "routing[0]: has no condition, so no later rule is ever reached"),
+        (teachers(CLERK, routing="  - {teachers: {clrk: 1}}\n"), "routing[0].teachers.clrk: found 'clrk', expected a teacher (clerk)"),
+        (teachers(CLERK, routing="  - {when: \"problem.kind == 'mail'\", reject: true}\n  - {teachers: {clerk: 1}}\n"), "routing[0].when: column 1: unknown name problem.kind"),
+        (teachers(CLERK, routing="  - {when: \"problem.type == 'mail'\", reject: true}\n  - {teachers: {clerk: 1}}\n"), "routing[0].reject: only the last rule may reject"),
+        (teachers(CLERK, routing="  - {teachers: {clerk: 1}, reject: true}\n"), "routing[0]: expected either teachers, or reject: true"),
+        (teachers(CLERK, routing="  - {teachers: {clerk: 1}, history: {}}\n"), "routing[0].history: has no effect with one teacher"),
+        (teachers(CLERK, CLOSED), "stages[2].algorithm: which teacher is asked? Write routing, or teachers: {clerk: 1.0}"),
+        (teachers(CLERK, learns="  - {id: learn, algorithm: {type: from_teacher, teachers: {clrk: 1}}, data: [train]}\n"), "stages[2].algorithm.teachers.clrk: found 'clrk'"),
+        (teachers(CLERK, learns="  - {id: learn, algorithm: {type: from_teacher, signal: action}, data: [train]}\n"), "stages[2].algorithm: needs action, but clerk gives sample, rank, score"),
+        ([(STAGE, STAGE + LEARNS)], "stages[2].algorithm: needs a teacher; write teachers:"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, pairs: list[tuple[str, str]], message: str) -> None:
+    assert message in "\n".join(mistakes(tmp_path, *pairs))
+
+
+def test_a_written_key_is_never_repeated(tmp_path: Path) -> None:
+    for value in ("sk-canary", "[sk-canary]", "{x: sk-canary}"):
+        told = "\n".join(
+            mistakes(tmp_path, *teachers(f"closed: {{{OPENAI}, gives: [score], api_key: {value}, extra: 1}}"))
+        )
+        assert "sk-canary" not in told
+        assert "${env:API_KEY}" in told
+
+
+def test_teachers_that_nobody_asks_are_named(tmp_path: Path) -> None:
+    loaded = load(
+        tmp_path,
+        *teachers(
+            CLERK,
+            CLOSED,
+            learns="  - {id: learn, algorithm: {type: from_teacher, teachers: {clerk: 1}}, data: [train]}\n",
+        ),
+    )
+    assert any("teachers.closed: is asked by no stage" in str(w) for w in loaded.warnings)
+    assert used_teachers(loaded.program) == ["clerk"]
+
+
+def test_the_finest_signal_that_all_teachers_give_is_taken(tmp_path: Path) -> None:
+    routing = "  - {when: \"problem.type == 'mail'\", teachers: {closed: 1}}\n  - {teachers: {clerk: 1}}\n"
+    program = load(tmp_path, *teachers(CLERK, CLOSED, routing=routing)).program
+    found = choice(program, program.stages[2].algorithm)
+    assert (found.signal, set(found.teachers)) == ("sample", {"clerk", "closed"})
+    assert "rank is not given by closed" in found.downgrades
+    assert used_teachers(program) == ["clerk", "closed"]
+
+
+def test_a_signal_about_the_whole_is_warned_of_where_trajectories_are_long(tmp_path: Path) -> None:
+    loaded = load(tmp_path, *teachers(CLERK))
+    assert any(
+        "stages[2].algorithm: learns from rank, which says one thing about up to 8 turns" in str(w)
+        for w in loaded.warnings
+    )
+
+
+@pytest.mark.parametrize("signal", BLACK_BOX)
+def test_every_signal_has_its_instruction(signal: str) -> None:
+    found = prompt(CURRENT[signal])  # type: ignore[index]
+    assert "JSON" in found.text
+    assert found.version.startswith(f"{signal}@")
+
+
+def test_an_unknown_instruction_is_named() -> None:
+    with pytest.raises(ProgramError, match=r"prompt 'score@99': there is none"):
+        prompt("score@99")

@@ -1,0 +1,239 @@
+"""On-policy distillation at toy size, through real episodes and the real learner: it draws the policy to its teacher."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+from specs.distillation import OPD, FullVocabulary, SampledTokens, StateWeights, TeacherTerm, TopTokens
+from specs.errors import Interrupted, TrainingError
+from specs.group_relative import GRPO
+from specs.optimizer import Optimizer
+from tasks.episodes.local import LocalSampler
+from tasks.learning.checkpoints import Checkpointer
+from tasks.learning.learner import Learner
+from tasks.learning.open_teacher import OpenTeacher
+from tasks.loops.distill import Distilling, train_opd
+from tasks.loops.fit import Hooks
+from tasks.loops.on_policy import OnPolicy, train_policy_gradient
+from tasks.loops.order import ProblemOrder
+from tasks.loops.token_lessons import Panel
+from tasks.protocols import TokenScores
+from tests.tasks.loops.toy import demonstration_rows, problem, taught_policy, toy_arena
+
+RATE = Optimizer(kind="muon", learning_rate=1e-2)
+
+
+@pytest.fixture(scope="module")
+def taught():
+    return taught_policy()
+
+
+@pytest.fixture(scope="module")
+def good(taught):
+    """A teacher that has learnt to say the good letters alone."""
+    from specs.supervised import SFT
+    from tasks.learning.algorithms import loss_for
+
+    model = copy.deepcopy(taught.model)
+    policy = copy.copy(taught)
+    policy.model = model
+    rows = [r for r in demonstration_rows(policy, 128) if any(f'"{c}"' in policy.tokenizer.decode(r.ids) for c in "ab")]
+    learner = Learner(model, Optimizer(kind="muon", learning_rate=1e-2), 12)
+    for _ in range(12):
+        learner.step(rows, loss_for(SFT(type="sft")))
+    return model
+
+
+def local(arena):
+    assert isinstance(arena.sampler, LocalSampler)
+    return arena.sampler
+
+
+def spec(**more):
+    given = {"group_size": 2, "problems_per_step": 16, "steps": 6, "optimizer": RATE} | more
+    return OPD(type="opd", **given)
+
+
+def stage(policy, teachers, made, **more):
+    model = policy.model
+    arena = toy_arena(policy)
+    weights = more.pop("weights", None)
+    kept = {"step": []}
+
+    def load(step):
+        local(arena).load_weights(model, f"step{step}")
+        kept["step"].append(step)
+
+    panel = Panel(teachers, lambda t: weights(t) if weights else [1.0] * len(teachers))
+    learner = Learner(model, made.optimizer, made.steps * made.updates_per_batch)
+    problems = ProblemOrder({"all": [problem(i) for i in range(32)]}, 0)
+    return learner, arena, Distilling(made, problems, panel, 0, policy.config.max_length, load, **more)
+
+
+def student(taught):
+    policy = copy.copy(taught)
+    policy.model = copy.deepcopy(taught.model)
+    return policy
+
+
+def run(taught, teachers, made, **more):
+    return train_opd(*stage(student(taught), teachers, made, **more))
+
+
+OVERS = [
+    FullVocabulary(),
+    FullVocabulary(direction="forward"),
+    FullVocabulary(direction="symmetric", loss_temperature=1.5),
+    TopTokens(kind="top_k", size=4),
+    SampledTokens(kind="sampled"),
+    SampledTokens(kind="sampled", estimator="k2"),
+    SampledTokens(kind="sampled", discount=0.5, early_coef=0.5),
+]
+
+
+@pytest.mark.parametrize(
+    "over", OVERS, ids=lambda o: f"{o.kind}-{getattr(o, 'direction', '')}{getattr(o, 'estimator', '')}"
+)
+def test_the_policy_comes_near_its_teacher(taught, good, over):
+    report = run(taught, [OpenTeacher("good", good)], spec(over=over))
+    first, last = report.curve[0], report.curve[-1]
+    assert first["success"] < 0.7
+    assert last["success"] > first["success"] + 0.15
+    assert last["teacher_gap"] < first["teacher_gap"]
+    assert first["logprob_gap"] < 1e-5
+    assert first["coverage"] == 1.0
+    assert report.taught_tokens == report.trained_tokens > 0
+
+
+def test_a_resumed_stage_ends_with_the_same_weights(taught, good, tmp_path):
+    made = spec(steps=4, over=SampledTokens(kind="sampled"))
+    whole = student(taught)
+    train_opd(*stage(whole, [OpenTeacher("good", good)], made))
+    stopped = student(taught)
+    asked = iter([False, False, False, False, True])
+    hooks = partial(Hooks, checkpointer=Checkpointer(tmp_path, "n"), checkpoint_seconds=0.0)
+    learner, arena, first = stage(stopped, [OpenTeacher("good", good)], made)
+    with pytest.raises(Interrupted):
+        train_opd(learner, arena, first, hooks(stop=lambda: next(asked, True)))
+    fresh = student(taught)
+    report = train_opd(*stage(fresh, [OpenTeacher("good", good)], made), hooks())
+    assert len(report.curve) == 4
+    for a, b in zip(whole.model.parameters(), fresh.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_teacher_that_is_the_policy_leaves_it_as_it_is(taught):
+    for over in (FullVocabulary(), SampledTokens(kind="sampled", estimator="k2")):
+        policy = student(taught)
+        report = train_opd(*stage(policy, [OpenTeacher("self", copy.deepcopy(taught.model))], spec(steps=1, over=over)))
+        assert report.curve[0]["teacher_gap"] == pytest.approx(0.0, abs=1e-6)
+        assert report.curve[0]["grad_norm"] < 1e-4
+
+
+def test_problems_go_to_their_teachers(taught, good):
+    """Of two teachers each has half of the problems; the one that nobody is sent to is not asked."""
+    other = OpenTeacher("same", copy.deepcopy(taught.model))
+    asked = {"good": 0, "same": 0}
+
+    class Counted(OpenTeacher):
+        def states(self, spans):
+            asked[self.name] += len(spans)
+            return super().states(spans)
+
+    teachers = [Counted("good", good), Counted("same", other._model)]
+    weights = lambda t: [1.0, 0.0] if int(t.problem_id[1:]) % 2 else [0.0, 1.0]  # noqa: E731
+    report = run(taught, teachers, spec(steps=1), weights=weights)
+    assert asked["good"] + asked["same"] == 32
+    assert 0 < asked["good"] < 32
+    both = run(taught, teachers, spec(steps=2, combine="log_linear", by_confidence=True))
+    assert both.curve[1]["divergence"] < report.curve[0]["divergence"] * 2
+
+
+def test_silent_teachers_stop_the_stage(taught):
+    class Silent:
+        name = "silent"
+
+        def score(self, spans):
+            return [TokenScores([float("nan")] * len(s.ids)) for s in spans]
+
+    with pytest.raises(TrainingError, match=r"say something about 0 of \d+ tokens.*min_coverage"):
+        run(taught, [Silent()], spec(over=SampledTokens(kind="sampled")))
+
+
+def test_demonstrations_stand_beside_rollouts(taught, good):
+    rows = demonstration_trajectories(taught)
+    report = run(taught, [OpenTeacher("good", good)], spec(demonstrations=0.5), demonstrations=rows)
+    assert report.rollouts == 6 * 16
+    assert report.draws == [8] * 6
+    assert report.curve[-1]["success"] > report.curve[0]["success"]
+
+
+def demonstration_trajectories(policy):
+    from specs.agents import ToolLoop
+    from tasks.episodes.agents import agent_for
+    from tasks.episodes.render import render_demonstration
+    from tests.tasks.loops.toy import TOOL, ToyEnvironment
+
+    made = [ToyEnvironment().demonstrate(problem(i), 0) for i in range(32)]
+    return [render_demonstration(d, agent_for(ToolLoop()), policy.template, [TOOL]) for d in made]
+
+
+def test_rewards_and_outcomes_count(taught, good):
+    by_reward = run(taught, [OpenTeacher("good", good)], spec(steps=2, token_weights="reward", states=StateWeights()))
+    assert by_reward.curve[0]["updated"] == 1.0
+    outcome = spec(steps=4, over=SampledTokens(kind="sampled"), outcome_coef=1.0, group_size=4)
+    self_taught = run(taught, [OpenTeacher("self", copy.deepcopy(taught.model))], outcome)
+    assert self_taught.curve[-1]["success"] > self_taught.curve[0]["success"]  # the verifier alone moves it
+
+
+def beside(taught, teacher, term, **more):
+    """Run GRPO with a teacher beside the reward."""
+    policy = student(taught)
+    arena = toy_arena(policy)
+    given = {"group_size": 4, "problems_per_step": 8, "steps": 4, "optimizer": RATE, "max_flat_steps": 100} | more
+    made = GRPO(type="grpo", distill=term, **given)
+    stage = OnPolicy(
+        spec=made,
+        problems=ProblemOrder({"all": [problem(i) for i in range(32)]}, 0),
+        seed=0,
+        max_length=policy.config.max_length,
+        load_weights=lambda step: local(arena).load_weights(policy.model, f"step{step}"),
+        panel=Panel([teacher], lambda _: [1.0]),
+    )
+    learner = Learner(policy.model, made.optimizer, made.steps * made.updates_per_batch)
+    return policy, train_policy_gradient(learner, arena, stage)
+
+
+@pytest.mark.parametrize("over", [FullVocabulary(), TopTokens(kind="top_k"), SampledTokens(kind="sampled")])
+def test_a_teacher_beside_the_reward(taught, good, over):
+    """Where the verifier never passes anything, the teacher alone moves the policy; with coef near 0 nothing does."""
+    fails = {"problems_per_step": 8}
+    _, alone = beside(taught, OpenTeacher("good", good), TeacherTerm(over=over, coef=0.5, coef_end=0.25), **fails)
+    assert [round(line["teacher_coef"], 3) for line in alone.curve] == [0.5, 0.417, 0.333, 0.25]
+    assert alone.curve[-1]["success"] > alone.curve[0]["success"]
+    assert alone.curve[0]["coverage"] == 1.0
+    assert alone.skipped_steps == 0
+
+
+def test_a_term_without_a_difference_leaves_the_policy_gradient_as_it_is(taught):
+    same = OpenTeacher("self", copy.deepcopy(taught.model))
+    term = TeacherTerm(over=SampledTokens(kind="sampled", estimator="k2"), coef=0.01, full_length=1)
+    with_term, _ = beside(taught, same, term, steps=1, problems_per_step=4)
+    policy = student(taught)
+    arena = toy_arena(policy)
+    made = GRPO(
+        type="grpo", group_size=4, problems_per_step=4, steps=1, optimizer=RATE, kl_coef=1e-12, max_flat_steps=100
+    )
+    stage = OnPolicy(
+        spec=made,
+        problems=ProblemOrder({"all": [problem(i) for i in range(32)]}, 0),
+        seed=0,
+        max_length=policy.config.max_length,
+        load_weights=lambda step: local(arena).load_weights(policy.model, f"step{step}"),
+        reference=copy.deepcopy(taught.model),
+    )
+    train_policy_gradient(Learner(policy.model, made.optimizer, 1), arena, stage)
+    for a, b in zip(with_term.model.parameters(), policy.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-4, rtol=1e-3)

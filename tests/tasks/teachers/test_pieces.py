@@ -1,0 +1,195 @@
+"""Ledger, ensembles, routing and scorecards, each by itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specs.errors import StateError, TeacherError
+from specs.records import TeacherSignal
+from specs.routing import HistoryWeights, Route
+from tasks.teachers import ensemble
+from tasks.teachers.budget import Caps, prompt_tokens
+from tasks.teachers.ledger import CallLedger, Returned
+from tasks.teachers.reading import Unreadable
+from tasks.teachers.routing import drawn, route, weights_of
+from tasks.teachers.scorecard import scorecard, tallies
+from tests.tasks.teachers.asked import problem, trajectory
+
+
+def test_a_call_without_an_end_counts_as_reserved(tmp_path: Path) -> None:
+    ledger = CallLedger(tmp_path / "calls.jsonl")
+    first = ledger.begin("k1", 1, "big", "node", 0.5, Caps())
+    ledger.begin("k2", 1, "big", "node", 0.25, Caps())
+    ledger.end("k1", first, Returned("ok", "hello", usd=0.1))
+    again = CallLedger(tmp_path / "calls.jsonl")
+    assert (again.spent("big").usd, again.spent().requests) == (pytest.approx(0.35), 2)
+    assert again.answer("k1") == Returned("ok", "hello", usd=0.1)
+    assert again.answer("k2") is None
+    assert again.attempts("k1") == (1, pytest.approx(0.1))
+    assert again.attempts("k2") == (1, pytest.approx(0.25))
+
+
+def test_two_processes_share_one_ledger(tmp_path: Path) -> None:
+    one, two = CallLedger(tmp_path / "calls.jsonl"), CallLedger(tmp_path / "calls.jsonl")
+    call = one.begin("k1", 1, "big", "node", 0.5, Caps())
+    with pytest.raises(TeacherError, match="cap_calls is 1"):
+        two.begin("k2", 1, "big", "other", 0.5, Caps(calls=1))
+    one.end("k1", call, Returned("ok", "hello"))
+    two.begin("k3", 1, "big", "other", 0.5, Caps())
+    assert two.answer("k1") is not None
+
+
+def test_a_torn_line_is_cut_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    ledger = CallLedger(path)
+    ledger.end("k1", ledger.begin("k1", 1, "big", "node", 0.5, Caps()), Returned("ok", "hello"))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"event": "se')
+    torn = CallLedger(path)
+    assert torn.answer("k1") is not None
+    torn.begin("k2", 1, "big", "node", 0.5, Caps())
+    assert len(path.read_text().splitlines()) == 3
+    path.write_bytes(b"not json\n" + whole)
+    with pytest.raises(StateError, match="damaged record"):
+        CallLedger(path)
+
+
+def test_the_first_of_two_answers_counts(tmp_path: Path) -> None:
+    ledger = CallLedger(tmp_path / "calls.jsonl")
+    calls = [ledger.begin("k", n, "big", "node", 0.0, Caps()) for n in (1, 2)]
+    for call, text in zip(calls, ("one", "two"), strict=True):
+        ledger.end("k", call, Returned("ok", text))
+    assert (ledger.answer("k") or Returned("")).text == "one"
+
+
+def test_tokens_are_rather_counted_too_high() -> None:
+    assert prompt_tokens([{"role": "user", "content": "four words stand here"}]) >= 5
+    assert prompt_tokens([{"role": "user", "content": "日本語"}]) >= 3
+
+
+SCORES: dict[str, Any] = {
+    "a": {"score": 0.2, "dimensions": {"x": 0.2}},
+    "b": {"score": 0.4, "dimensions": {"x": 0.4}},
+    "c": {"score": 0.9, "dimensions": {"x": 0.9}},
+}
+WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.0}
+
+
+def test_scores_are_averaged_by_weight_or_their_median_counts() -> None:
+    weighted = ensemble.combined("score", "weighted", WEIGHTS, SCORES, 0.5)
+    assert weighted["score"] == pytest.approx((0.2 + 0.4 + 2 * 0.9) / 4)
+    assert weighted["members"] == ["a", "b", "c"]
+    assert ensemble.combined("score", "vote", WEIGHTS, SCORES, 0.5)["score"] == 0.4
+
+
+def test_below_the_quorum_there_is_no_answer() -> None:
+    with pytest.raises(Unreadable, match="1 of 3 members"):
+        ensemble.combined("score", "weighted", WEIGHTS, SCORES | {"b": None, "c": None}, 0.5)
+    found = ensemble.combined("score", "weighted", WEIGHTS, SCORES | {"a": None, "b": None}, 0.5)
+    assert found["members"] == ["c"]
+
+
+def test_orders_are_added_up_by_place() -> None:
+    orders: dict[str, Any] = {
+        "a": {"tiers": [["t1"], ["t2"], ["t3"]]},
+        "b": {"tiers": [["t2"], ["t1"], ["t3"]]},
+        "c": {"tiers": [["t2", "t1"], ["t3"]]},
+    }
+    equal = dict.fromkeys(orders, 1.0)
+    assert ensemble.combined("rank", "vote", equal, orders, 0.5)["tiers"] == [["t1", "t2"], ["t3"]]
+    heavy = equal | {"b": 3.0}
+    assert ensemble.combined("rank", "weighted", heavy, orders, 0.5)["tiers"] == [["t2"], ["t1"], ["t3"]]
+
+
+def test_labels_and_calls_are_voted_on() -> None:
+    def said(label: str, call: str | None) -> dict[str, Any]:
+        fix = None if call is None else {"name": call, "arguments": {}}
+        return {
+            "turns": [{"turn": 0, "label": "good", "correction": None}, {"turn": 1, "label": label, "correction": fix}]
+        }
+
+    votes = {"a": said("first_error", "x"), "b": said("first_error", "y"), "c": said("good", None)}
+    made = ensemble.combined("critique", "weighted", {"a": 1.0, "b": 1.5, "c": 2.0}, votes, 0.5)
+    assert made["turns"][1] == {"turn": 1, "label": "first_error", "correction": {"name": "y", "arguments": {}}}
+    fixes: dict[str, Any] = {
+        n: {"keep": 0, "calls": [{"name": c, "arguments": {}}]} for n, c in zip("abc", "xyx", strict=True)
+    }
+    assert ensemble.combined("sample", "vote", dict.fromkeys("abc", 1.0), fixes, 0.5)["calls"][0]["name"] == "x"
+    fixes["c"] = {"keep": 1, "calls": fixes["a"]["calls"]}
+    with pytest.raises(Unreadable, match="3 members gave as many different"):
+        ensemble.combined("sample", "vote", dict.fromkeys("abc", 1.0), fixes, 0.5)
+    assert ensemble.best(fixes, lambda c: float(c["keep"]))["members"] == ["c"]
+
+
+def test_scores_of_calls_are_averaged() -> None:
+    votes: dict[str, Any] = {
+        n: {"scores": s, "best": None, "candidates": [{"name": "x", "arguments": {}}] * 2}
+        for n, s in (("a", [0.0, 1.0]), ("b", [0.5, 0.5]))
+    }
+    assert ensemble.combined("action", "weighted", {"a": 1.0, "b": 1.0}, votes, 0.5)["scores"] == [0.25, 0.75]
+
+
+RULES = [
+    Route(when="problem.type == 'math'", teachers={"t1": 1.0}),
+    Route(when="problem.type == 'code'", teachers={"t2": 1.0}),
+]
+PROBLEMS = [problem(1, "math"), problem(2, "Code"), problem(3, ""), problem(4, "law")]
+
+
+def test_problems_that_no_rule_is_for_are_refused_by_name() -> None:  # KP-TEACH-05
+    with pytest.raises(TeacherError, match=r"3 of 4 problems: p2 \(Code\), p3 \(\), p4 \(law\)"):
+        route(PROBLEMS, [*RULES, Route(reject=True)], lambda _: 0.0, {})
+
+
+def test_the_use_of_the_last_rule_is_counted() -> None:
+    found = route(PROBLEMS, [*RULES, Route(teachers={"t3": 1.0})], lambda _: 0.0, {})
+    assert found.teacher == {"p1": "t1", "p2": "t3", "p3": "t3", "p4": "t3"}
+    assert dict(found.by_default) == {"Code": 1, "": 1, "law": 1}
+    assert dict(found.rules) == {0: 1, 2: 3}
+
+
+def test_teachers_are_drawn_by_weight() -> None:
+    weights = {"a": 0.25, "b": 0.75}
+    assert [drawn(weights, x) for x in (0.0, 0.2, 0.25, 0.9, 0.9999)] == ["a", "a", "b", "b", "b"]
+    assert weights_of(Route(teachers={"a": 1.0, "b": 3.0}), "math", {}) == weights
+
+
+def test_agreement_with_verifiers_moves_the_weights() -> None:
+    rule = Route(teachers={"a": 1.0, "b": 1.0}, history=HistoryWeights(kappa=2.0, least=0.3))
+    tally = {("a", "math"): (8, 8), ("b", "math"): (0, 8)}
+    found = weights_of(rule, "math", tally)
+    assert found["b"] == pytest.approx(0.3 / (0.3 + 81 / 82))
+    assert weights_of(rule, "law", tally) == {"a": 0.5, "b": 0.5}
+
+
+def signal(
+    kind: Any, content: Any, *ids: int, teacher: str = "big", usd: float = 0.1, failure: str | None = None
+) -> TeacherSignal:
+    names = [f"t{i}" for i in ids]
+    return TeacherSignal(
+        id=f"{kind}{names}", signal=kind, teacher=teacher, revision="r", prompt=f"{kind}@1", problem_id="p",
+        problem_type="stock", trajectories=names, content=content, failure=failure, usd=usd,
+    )  # fmt: skip
+
+
+def test_a_scorecard_compares_with_the_verifiers() -> None:
+    known = {f"t{i}": trajectory(i, success=i < 2) for i in range(4)}
+    bad = {"turns": [{"turn": 0, "label": "first_error", "correction": None}]}
+    signals = [
+        signal("score", {"score": 0.8, "dimensions": {}}, 0),
+        signal("score", {"score": 0.8, "dimensions": {}}, 2),
+        signal("critique", bad, 2),
+        signal("critique", bad, 0),
+        signal("rank", {"tiers": [["t0"], ["t2", "t1"], ["t3"]]}, 0, 1, 2, 3),
+        signal("score", None, 3, failure="unreadable: no JSON"),
+        signal("score", None, 3, failure="empty_length"),
+    ]
+    card = scorecard(signals, known)["big"]
+    assert (card["asked"], card["answered"]) == (7, 5)
+    assert card["failures"] == {"empty_length": 1, "unreadable": 1}
+    assert card["usd_per_signal"] == pytest.approx(0.7 / 5)
+    assert card["agreement"] == {"rate": round(5 / 8, 4), "judged": 8, "by_type": {"stock": [5, 8]}}
+    assert tallies([{"big": card}, {"big": card}]) == {("big", "stock"): (10, 16)}
+    json.dumps(card)
