@@ -13,7 +13,7 @@ def need_secrets(nodes: Iterable[Node], environ: Mapping[str, str] = os.environ)
     for node in nodes:
         for name, access in node.params.get("access", {}).get("teachers", {}).items():
             for field in ("base_url", "api_key"):
-                missing = [str(m[1]) for m in REFERENCE.finditer(access.get(field) or "") if m[1] not in environ]
+                missing = [str(m[1]) for m in REFERENCE.finditer(access.get(field) or "") if not environ.get(m[1])]
                 if missing:
                     raise ProgramError(
                         f"teachers.{name}.{field}: the environment variable {missing[0]} is not set, and node {node.id} "

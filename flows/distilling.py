@@ -14,6 +14,9 @@ from specs.teacher_references import named
 from specs.teachers import EarlierSelf, ModelTeacher, PrivilegedTeacher
 from specs.trained_teacher import TrainedTeacher
 
+_WEIGHTS = ("model", "revision", "init", "algorithm", "data", "template", "max_length")
+"""Fields of a teacher that say where its weights come from: a reader has them as an input."""
+
 
 def add_opd(graph: Graph, stage: Stage, policy: str) -> str:
     """Add a stage of on-policy distillation."""
@@ -43,10 +46,12 @@ def open_teachers(graph: Graph, stage: Stage, learner: Any, policy: str) -> tupl
     who: Json = {}
     for name in names:
         spec: Any = program.teachers[name]
-        who[name] = {k: v for k, v in dump(spec).items() if k not in (*ACCESS, "gives")}
+        told = {k: v for k, v in dump(spec).items() if k not in (*ACCESS, "gives")}
+        who[name] = {k: v for k, v in told.items() if k not in _WEIGHTS}
         match spec:
             case ModelTeacher():
-                inputs[f"teacher.{name}"] = _model(graph, name, who[name])
+                inputs[f"teacher.{name}"] = _model(graph, name, told)
+                who[name] |= {"shape": graph.resolution.teachers[name]["shape"]}
             case TrainedTeacher():
                 inputs[f"teacher.{name}"] = _trained(graph, name, spec)
                 who[name] |= {"shape": asdict(_shape(graph, name, spec))}
@@ -92,7 +97,8 @@ def _trained(graph: Graph, name: str, spec: TrainedTeacher) -> str:
     if isinstance(spec.init, ScratchPolicy):
         texts["texts"] = f"data.{spec.init.tokenizer.train_on}"
     else:
-        first |= {k: graph.resolution.teachers[name][k] for k in ("digest", "path")}
+        found = graph.resolution.teachers[name]
+        first |= {k: found[k] for k in ("digest", "path", "adapter") if k in found}
     weights = dict.fromkeys(spec.data) if isinstance(spec.data, list) else dict(spec.data)
     params |= {"data": weights, "algorithm": dump(spec.algorithm)}
     sizes, part = graph.sizes, graph.part

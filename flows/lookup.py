@@ -132,6 +132,12 @@ def evaluations(state: State, run: str) -> dict[str, Path]:
             if stage or record.nodes.get(node["id"], {}).get("status") != "skipped":  # a round that did not run
                 found[node["params"]["set"]] = node_output(state, record, node["id"])
     if not found:
+        asked = {n["id"].split(".")[1] for n in plan["nodes"] if n["kind"] == "evaluate"}
+        if stage in plan["policies"]:
+            some = ", ".join(p for p in plan["policies"] if p in asked) or "none"
+            raise UsageError(
+                f"{run}: no evaluation asked {stage} (evaluated: {some}); write evaluation: {{sets: [SET]}} to ask every stage"
+            )
         raise UsageError(f"{run}: it has no evaluation{near(stage, list(plan['policies'])) if stage else ''}")
     return found
 

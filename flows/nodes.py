@@ -89,7 +89,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     ),
     NodeKind("turns", 1, "flows.work.reward_models:turns", True, estimates_of_rewards.turns, _PLACES),
     NodeKind(
-        "train.reward_model", 1, "flows.work.reward_models:train", True, estimates_of_rewards.reward_model,
+        "train.reward_model", 2, "flows.work.reward_models:train", True, estimates_of_rewards.reward_model,
         (*_PAIRING_ONLY, "algorithm.pairing.at_least", "algorithm.turns", *_PLACES, "data"),
     ),
     NodeKind(
@@ -101,14 +101,17 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         needs=("preflight",),
     ),
     NodeKind(
-        "train.policy_gradient", 3, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient, _PLACES,
+        "train.policy_gradient", 4, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient, _PLACES,
         trains=True, needs=("decision",),
     ),
     NodeKind("compress", 1, "flows.work.compression:compress", True, estimates.compress, _PLACES, trains=True),
-    NodeKind("teacher.model", 1, "flows.work.opd:model", True, estimates_of_opd.teacher_model, ("path", "shape")),
-    NodeKind("train.opd", 1, "flows.work.opd:train", True, estimates_of_opd.opd, _PLACES, trains=True),
     NodeKind(
-        "teach", 1, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn"),
+        "teacher.model", 1, "flows.work.opd:model", True, estimates_of_opd.teacher_model,
+        ("path", "shape", "teacher.model", "teacher.revision"),
+    ),
+    NodeKind("train.opd", 2, "flows.work.opd:train", True, estimates_of_opd.opd, _PLACES, trains=True),
+    NodeKind(
+        "teach", 2, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn"),
         needs=("rollouts",),
     ),
     NodeKind("rollouts", 1, "flows.work.lessons:rollouts", True, estimates_of_ladder.rollouts, _PLACES),
@@ -118,11 +121,11 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         (*_PLACES, "data", "draws"), trains=True, needs=("lessons",),
     ),
     NodeKind(
-        "train.listwise", 1, "flows.work.lessons:listwise", True, estimates_of_ladder.listwise,
+        "train.listwise", 2, "flows.work.lessons:listwise", True, estimates_of_ladder.listwise,
         (*_PLACES, "draws"), trains=True, needs=("teach",),
     ),
     NodeKind(
-        "train.practised", 1, "flows.work.lessons:practised", True, estimates_of_ladder.listwise, _PLACES,
+        "train.practised", 2, "flows.work.lessons:practised", True, estimates_of_ladder.listwise, _PLACES,
         trains=True, needs=("teach",),
     ),
     NodeKind("evaluate", 2, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES, needs=("policy",)),
@@ -138,7 +141,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         "round.choose", 2, "flows.work.rounds:choose", False, estimates.nothing, decides="decision.json",
     ),
     NodeKind("mine", 1, "flows.work.mining:mine", True, estimates.mine, _PLACES),
-    NodeKind("cases.attribute", 1, "flows.work.flywheel:attribute", False, estimates.attribute),
+    NodeKind("cases.attribute", 2, "flows.work.flywheel:attribute", False, estimates.attribute),
     NodeKind("cases.remedy", 3, "flows.work.remedying:remedy", False, estimates.remedy),
     NodeKind("data.pool", 2, "flows.work.remedying:pool", False, estimates.pool),
     NodeKind("pools.publish", 2, "flows.work.remedying:publish", False, estimates.nothing),

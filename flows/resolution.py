@@ -12,7 +12,7 @@ from specs.errors import ProgramError
 from specs.implicit import flywheel_sets
 from specs.positions import path_text
 from specs.program import Program
-from specs.teacher_references import teachers_data
+from specs.teacher_references import teachers_data, used_teachers
 
 _LABELS = {"run", "budget", "schedule", "notify", "about", "tags"}
 """Sections that are no part of what a program means."""
@@ -139,5 +139,7 @@ def gate_aliases(program: Program) -> list[str]:
 
 
 def wanted_aliases(program: Program) -> list[str]:
-    """Return the registry aliases that a program needs: a round may start from the champion."""
-    return sorted({*gate_aliases(program), *(["champion"] if program.flywheel is not None else [])})
+    """Return the registry aliases that a program needs: a round may start from the champion, and either may teach."""
+    teaching = {getattr(program.teachers[name], "of", None) for name in used_teachers(program)}
+    asked = [alias for alias in ("champion", "previous") if alias in teaching]
+    return sorted({*gate_aliases(program), *asked, *(["champion"] if program.flywheel is not None else [])})

@@ -246,6 +246,8 @@ def _teachers(
             )
         literal = str(path) if model.startswith("package:") else _stored_path(asked.model, path, where(field_path))
         found[name] = {**weights.to_dict(), "path": literal}
+        if (small := getattr(asked, "adapter", None)) is not None:
+            found[name] |= {"adapter": adapter(small, folder, where(f"{at}.adapter"))}
     return found
 
 

@@ -12,6 +12,8 @@ _DEMONSTRATIONS = {"scratch": 240, "pretrained": 24}
 _EPOCHS = {"scratch": 8.0, "pretrained": 1.0}
 """Enough for a policy from nothing to learn to end its turns; one that cannot gives later stages nothing to do."""
 _ANY_REWARD = -1e9
+_CUT_OF_TWO = 0.5
+"""Standard deviations at which a reward is cut in a group of two, where none is further than 0.7 from the mean."""
 _SIZES = {
     "sft": {},
     "rft": {
@@ -100,9 +102,18 @@ def _shrink(algorithm: dict[str, Any]) -> None:
     if "pairing" in algorithm and learns != "turns":
         algorithm["pairing"] |= {"samples": 4, "problems": 8, "margin": 0.0, "at_least": 0}
     if learns == "turns":
-        algorithm["turns"] |= {"samples": 4, "problems": 8, "at_least": 1}
+        algorithm["turns"] |= {"samples": 4, "problems": 8, "at_least": 0}
     if algorithm.get("resample"):
         algorithm["resample"] = {"max_rounds": 1, "when_short": "train"}
+    _shrink_policy_gradient(algorithm)
+
+
+def _shrink_policy_gradient(algorithm: dict[str, Any]) -> None:
+    """Shrink what only policy gradients have."""
+    if algorithm.get("experience"):  # so little of another stage may hold no success, without which this one stops
+        algorithm |= {"experience": [], "experience_per_step": 16}
+    if algorithm.get("clip_rewards"):
+        algorithm["clip_rewards"] = _CUT_OF_TWO
     if algorithm.get("best_of", 1) > 1:
         algorithm["best_of"] = 2
     if replay := algorithm.get("replay"):

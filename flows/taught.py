@@ -56,7 +56,7 @@ def as_opd(graph: Graph, stage: Stage, spec: TaughtAlgorithm) -> OPD:
     """Return the on-policy distillation that stands for a stage whose teachers show probabilities: as many rollouts."""
     assert isinstance(spec, FromTeacher), "other types learn from words"
     known = graph.sizes.count(stage.data)
-    problems = min(spec.problems or known, known) or spec.per_step
+    problems = min((n for n in (spec.problems, known) if n), default=spec.per_step)
     steps = max(1, round(spec.rounds * spec.epochs * problems / spec.per_step))
     return OPD(
         type="opd", teachers=spec.teachers, over=spec.over, group_size=spec.samples, temperature=spec.temperature,

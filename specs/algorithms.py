@@ -41,6 +41,8 @@ ALGORITHMS = Members(
     },
 )
 """Every algorithm by its type. A class is imported when a program uses it."""
+PREFERENCES = ("dpo", "ipo", "orpo", "simpo", "kto")
+"""The types that learn from pairs."""
 POLICY_GRADIENTS = (
     "reinforce",
     "rloo",

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from specs.algorithms import POLICY_GRADIENTS
 from specs.data import Demonstrations, PoolData, Problems
 from specs.environments import ADVERSARIAL, OrderDesk
 from specs.implicit import SIZES
@@ -11,7 +12,8 @@ from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, po
 from specs.program import Program
 from specs.stages import Stage
 
-_DEMONSTRATED = ("sft", "prune", "quantize")
+COMPRESSED = ("prune", "quantize")
+DEMONSTRATED = ("sft", *COMPRESSED)
 """Algorithms that read demonstrations; the others read problems."""
 _NOT_TRAINED = ("golden", "hidden", "audit")
 
@@ -53,8 +55,8 @@ class Checks:
         """Report a data set that does not exist."""
         if name in self.sets:
             return True
-        near = did_you_mean(name, [*self.sets, *self.offered])
-        self.unknown(path, f"found {name!r}, expected a data set ({listed([*self.sets, *self.offered])}){near}")
+        names = list(dict.fromkeys([*self.sets, *self.offered]))
+        self.unknown(path, f"found {name!r}, expected a data set ({listed(names)}){did_you_mean(name, names)}")
         return False
 
     def once(self, path: KeyPath, names: Iterable[str]) -> None:
@@ -108,12 +110,46 @@ def stage_set(c: Checks, here: KeyPath, name: str, stage: Stage) -> None:
     """Report a data set that a stage cannot train on."""
     if not c.known_set(here, name):
         return
-    wanted = "demonstrations" if stage.algorithm.type in _DEMONSTRATED else "problems"
-    both = stage.algorithm.type == "opd" and stage.algorithm.demonstrations > 0
-    if kind_of(c, name) != wanted and not both:
+    wanted = "demonstrations" if stage.algorithm.type in DEMONSTRATED else "problems"
+    if kind_of(c, name) != wanted and not _takes_both(stage):
         c.wrong(here, f"found {name}, which holds {kind_of(c, name)}; {stage.algorithm.type} trains on {wanted}")
     else:
         may_train(c, here, name, "trains")
+
+
+def _takes_both(stage: Stage) -> bool:
+    """Return whether a stage rolls out problems and reads demonstrations beside them."""
+    return _beside(stage) > 0
+
+
+def _beside(stage: Stage) -> float:
+    """Return the share of a step's trajectories that are demonstrations."""
+    return float(getattr(stage.algorithm, "demonstrations", 0.0))
+
+
+def mixed(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report demonstrations that a stage wants and does not have, and weights of sets that it does not weigh."""
+    known = [name for name in stage.data if name in c.program.data]
+    plain = [name for name in known if kind_of(c, name) != "demonstrations"]
+    if _takes_both(stage) and known and len(plain) == len(stage.data):
+        text = f"found {_beside(stage):g}, but no set of the stage's data ({listed(known)}) holds demonstrations"
+        c.wrong((*path, "algorithm", "demonstrations"), f"{text}; add one that does, or leave this out")
+    if stage.algorithm.type in COMPRESSED and isinstance(stage.data, dict):
+        text = f"{stage.algorithm.type} measures on all of its demonstrations alike and reads no weights"
+        c.wrong((*path, "data"), f"{text}; write data: [{', '.join(stage.data)}]")
+    init, removed = c.program.policy.init, getattr(stage.algorithm, "layers", 0)
+    if init.kind == "scratch" and removed >= init.layers:
+        text = f"found {removed}, but the policy has {init.layers} layers; at least one must stay"
+        c.wrong((*path, "algorithm", "layers"), text)
+
+
+def experienced(c: Checks, path: KeyPath, stage: Stage, before: Iterable[Stage]) -> None:
+    """Report stages whose rollouts a self-evolving one cannot learn from; `before`: those that come before it."""
+    names: list[str] = getattr(stage.algorithm, "experience", [])
+    at, known = (*path, "algorithm", "experience"), [s.id for s in before if s.algorithm.type in POLICY_GRADIENTS]
+    c.once(at, names)
+    for i, name in enumerate(names):
+        c.known((*at, i), name, known, "a policy-gradient stage before it")
 
 
 def tempted(c: Checks, path: KeyPath, stage: Stage) -> None:

@@ -112,6 +112,9 @@ class Distillation(Spec):
 
     @model_validator(mode="after")
     def _confidence_needs_all(self) -> Self:
+        if self.teachers is not None and len(self.teachers) == 1:
+            for name in ("combine", "by_confidence"):
+                unread(self, name, "with one teacher; name several in teachers, or leave it out")
         if self.by_confidence and isinstance(self.over, SampledTokens):
             raise ValueError("by_confidence needs the whole distribution; write over: {kind: full} or {kind: top_k}")
         return self

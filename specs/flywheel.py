@@ -54,7 +54,7 @@ class Prefer(Spec):
     """Siblings with verified solutions go into the pool `pairs`, for stages on pairs.
 
     Such a stage rolls its policy out on them: what fails is paired with the policy's own success or, where it has none,
-    with that solution.
+    with that solution. With `choose: alone` (kto) such a solution is wanted like a success.
     """
 
     do: Literal["prefer"]

@@ -2,11 +2,24 @@
 
 from typing import get_args
 
-from specs.checks import Checks, evaluated, is_pool, kind_of, may_train, replayed, stage_set, tempted, unread
+from specs.algorithms import PREFERENCES
+from specs.checks import (
+    DEMONSTRATED,
+    Checks,
+    evaluated,
+    experienced,
+    is_pool,
+    kind_of,
+    may_train,
+    mixed,
+    replayed,
+    stage_set,
+    tempted,
+    unread,
+)
 from specs.data import PoolData
 from specs.flywheel import POOLS, Flywheel, HardPool, Pool, Prefer, Repair, default_remedy, pools_read, remedies_in_use
 from specs.positions import KeyPath, did_you_mean, listed
-from specs.preference import PairAlgorithm
 from specs.stages import Stage
 from specs.supervised import RFT, SFT, RewardWeighted
 
@@ -74,6 +87,8 @@ def _stage(c: Checks, said: Flywheel, i: int, stage: Stage) -> None:
     unread(c, path, stage)
     replayed(c, path, stage)
     tempted(c, path, stage)
+    mixed(c, path, stage)
+    experienced(c, path, stage, [*c.program.stages, *said.round.stages[:i]])
     at, names = (*path, "data"), list(stage.data)
     if not names:
         c.wrong(at, "found no pool and no data set, expected at least one")
@@ -96,11 +111,11 @@ def _pool(c: Checks, said: Flywheel, here: KeyPath, pool: Pool, stage: Stage) ->
         c.wrong(
             here, "found regression, which judges policies and never trains them; its siblings are in repaired and hard"
         )
-    elif isinstance(stage.algorithm, SFT) and pool not in _DEMONSTRATED:
+    elif kind in DEMONSTRATED and pool not in _DEMONSTRATED:
         c.wrong(here, f"found {pool}, which holds problems; {kind} trains on {listed(_DEMONSTRATED)}")
-    elif pool == "pairs" and not isinstance(stage.algorithm, PairAlgorithm):
+    elif pool == "pairs" and kind not in PREFERENCES:
         c.wrong(here, f"found pairs, which is for stages on pairs (dpo, ipo, orpo, simpo or kto); {kind} is none")
-    elif not isinstance(stage.algorithm, SFT) and pool not in ("hard", "pairs"):
+    elif kind not in DEMONSTRATED and pool not in ("hard", "pairs"):
         c.wrong(here, f"found {pool}, which holds solutions; {kind} trains on problems: hard, or a data set")
     elif pool in _FILLS and not any(isinstance(r, _FILLS[pool]) for r in remedies_in_use(said)):
         does = get_args(_FILLS[pool].model_fields["do"].annotation)[0]

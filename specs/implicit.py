@@ -26,7 +26,8 @@ def expanded(program: Program) -> Program:
     """Return the program with everything implicit written out; the same for an expanded program.
 
     `<environment>.demonstrations|train|golden|hidden` become data sets where they are used; a set's role follows its
-    split; the tokenizer of a program without `demos` is trained on the first sft stage's demonstrations; a single
+    split; the tokenizer of a program without `demos` is trained on the first sft stage's demonstrations, that of a
+    trained teacher on its own; a single
     verifier is the outcome; without evaluation the gates' sets are asked; a policy-gradient stage has `needs`.
     """
     init = _init(program)
@@ -34,7 +35,8 @@ def expanded(program: Program) -> Program:
     used = [*(n for s in program.stages for n in s.reads), *evaluation.sets, *evaluation.at_the_end]
     used += [r.set for g in program.gates.values() for r in g.require]
     used += flywheel_sets(program)
-    used += [name for t in program.teachers.values() if t.kind == "trained" for name in t.reads]
+    teachers = {name: _trained(program, teacher) for name, teacher in program.teachers.items()}
+    used += [name for t in teachers.values() if t.kind == "trained" for name in t.reads]
     if isinstance(init, ScratchPolicy):
         used.append(init.tokenizer.train_on)
     data = {name: _with_role(source) for name, source in program.data.items()}
@@ -46,6 +48,7 @@ def expanded(program: Program) -> Program:
     outcome = program.reward.outcome or (dict.fromkeys(fixed, 1.0) if len(fixed) == 1 else {})
     changes: dict[str, Any] = {
         "policy": program.policy.model_copy(update={"init": init}),
+        "teachers": teachers,
         "data": data,
         "reward": program.reward.model_copy(update={"outcome": outcome}),
         "stages": _with_needs(program.stages),
@@ -102,6 +105,17 @@ def _init(program: Program) -> Any:
     taught = [n for s in program.stages if isinstance(s.algorithm, SFT) for n in s.data if _demonstrates(program, n)]
     name = taught[0] if taught else f"{next(iter(program.environments))}.demonstrations"
     return init.model_copy(update={"tokenizer": init.tokenizer.model_copy(update={"train_on": name})})
+
+
+def _trained(program: Program, teacher: Any) -> Any:
+    """Return the teacher with its tokenizer trained on the first of its own demonstrations, where nothing is said."""
+    if teacher.kind != "trained" or teacher.init.kind != "scratch":
+        return teacher
+    tokenizer = teacher.init.tokenizer
+    if "train_on" in tokenizer.model_fields_set or tokenizer.train_on in program.data:
+        return teacher
+    tokenizer = tokenizer.model_copy(update={"train_on": next(iter(teacher.data))})
+    return teacher.model_copy(update={"init": teacher.init.model_copy(update={"tokenizer": tokenizer})})
 
 
 def _demonstrates(program: Program, name: str) -> bool:

@@ -169,6 +169,7 @@ class FromTeacher(Lessons):
     """Learn from whatever a teacher can give."""
 
     version: ClassVar[int] = 1
+    goals: ClassVar[dict[Goal, tuple[Signal, ...]]] = USABLE
     type: Literal["from_teacher"]
     goal: Goal = "imitate"
     """What `signal: auto` is after: to do as the teacher does, or what it thinks well of."""

@@ -2,7 +2,7 @@
 
 from specs.checks import Checks
 from specs.dominance import dominance, most_turns
-from specs.ladder import ActionDistill, FromTeacher, Practice
+from specs.ladder import ActionDistill, Fit, FromTeacher, Practice
 from specs.positions import KeyPath
 from specs.routing import Signal
 from specs.teacher_references import choice, learners
@@ -46,6 +46,8 @@ def _by_signal(c: Checks, path: KeyPath, spec: FromTeacher, signal: Signal) -> N
             _practice(c, (*path, "critique", "practice"), spec.critique.practice, spec.samples)
         case "action":
             _actions(c, (*path, "actions"), spec)
+        case "logprobs" if spec.at_least != Fit.model_fields["at_least"].default:
+            c.odd((*path, "at_least"), "is not read with probabilities: every step draws rollouts of its own")
         case "sample" if spec.corrections.learn == "sft" and spec.corrections.prefer != type(spec.corrections)().prefer:
             c.wrong((*path, "corrections", "prefer"), "is not read with learn: sft; write learn: pairs or both")
         case "sample" if spec.corrections.learn == "pairs" and spec.corrections.kept_turns:

@@ -81,7 +81,7 @@ class PolicyGradient(Spec):
     max_truncated: Share = 0.9
     """Share of cut trajectories in a step from which the stage stops."""
     max_flat_steps: Count = 5
-    """Steps in a row without anything to compare, from which the stage stops."""
+    """Steps in a row without anything to compare, and nothing else that teaches, from which the stage stops."""
     max_logprob_gap: Positive = 0.1
     """Mean |trainer - sampler| logprob of a fresh batch from which the stage stops."""
     max_missing_logprobs: Share = 0.001

@@ -5,8 +5,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from specs.checks import (
+    COMPRESSED,
+    evaluated,
+    experienced,
+    is_pool,
+    kind_of,
+    mixed,
+    replayed,
+    stage_set,
+    tempted,
+    unread,
+)
 from specs.checks import Checks as _Checks
-from specs.checks import evaluated, is_pool, kind_of, replayed, stage_set, tempted, unread
 from specs.command_references import commands
 from specs.data import Demonstrations, PoolData, ProblemFile
 from specs.dominance import dominance, most_turns
@@ -28,7 +39,9 @@ __all__ = ["check", "expanded"]
 
 WORDS = ("from_teacher", "soft_label", "action_distill")
 """Types that learn from a teacher's words."""
-_TAKEN = ("init", "last", "best", "champion", "previous", "report", "policy", "data", "eval", "gate", "promote")
+_TAKEN = (
+    "init", "start", "last", "best", "champion", "previous", "report", "policy", "data", "eval", "gate", "promote", "teacher",
+)  # fmt: skip
 """Names that mean something else where a stage's name may stand."""
 _OTHER_NAMES = {"regression": "regress", "anchor": "kept", "hard": "difficult"}
 
@@ -65,13 +78,21 @@ def _adapter(c: _Checks) -> None:
     adapter, path = c.program.policy.adapter, ("policy", "adapter")
     if adapter is None:
         return
-    rounds = [] if c.program.flywheel is None else [s.id for s in c.program.flywheel.round.stages]
+    trained = {s.id: s.algorithm.type not in COMPRESSED for s in _all_stages(c)}
+    if adapter.stages == []:
+        c.wrong((*path, "stages"), "found no stage, so that none trains it; name some, or leave the adapter out")
+    c.once((*path, "stages"), adapter.stages or ())
     for i, name in enumerate(adapter.stages or ()):
-        c.known((*path, "stages", i), name, [*c.stages, *rounds], "a stage")
+        if c.known((*path, "stages", i), name, trained, "a stage") and not trained[name]:
+            c.wrong((*path, "stages", i), f"found {name}, which makes the policy smaller and trains no adapter")
     first = c.program.stages[0].id
     if isinstance(c.program.policy.init, ScratchPolicy) and (adapter.stages is None or first in adapter.stages):
         text = f"{first} would train an adapter over random weights; name the stages that should, as in stages: [rl]"
         c.odd(path, text)
+
+
+def _all_stages(c: _Checks) -> list[Stage]:
+    return [*c.program.stages, *(c.program.flywheel.round.stages if c.program.flywheel is not None else ())]
 
 
 def _agent(c: _Checks) -> None:
@@ -192,6 +213,8 @@ def _stages(c: _Checks) -> None:
         _stage_data(c, path, stage)
         replayed(c, path, stage)
         tempted(c, path, stage)
+        mixed(c, path, stage)
+        experienced(c, path, stage, c.program.stages[:i])
 
 
 def _start(c: _Checks, path: KeyPath, i: int, stage: Stage) -> None:

@@ -29,7 +29,7 @@ class History(Spec):
     max_age: Count = 8
     """Steps after which a trajectory leaves."""
     max_uses: Count = 2
-    """How often one is drawn before it leaves."""
+    """How often one is drawn at most, in one step or several, before it leaves."""
     alpha: Share = 0.6
     """How much the advantage decides: 0 draws all alike."""
     floor: Positive = 1e-3

@@ -20,8 +20,8 @@ class TurnLabels(Spec):
     problems: Count | None = None
     """Problems that are tried; all where left out."""
     temperature: Positive = 1.0
-    at_least: Count = 32
-    """Labelled turns below which the stage stops."""
+    at_least: Annotated[int, Field(ge=0)] = 32
+    """Labelled turns below which the stage stops; 0 goes on without any, to a model that tells nothing apart."""
 
 
 class RewardModel(Spec):
@@ -46,7 +46,8 @@ class RewardModel(Spec):
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """Share of the problems that do not train and tell how often the model is right."""
     least_accuracy: Share = 0.55
-    """Share of held-out pairs in the right order, or of good turns before bad ones, below which the stage stops."""
+    """Share of held-out pairs in the right order, or of good turns before bad ones, below which the stage stops; 0 asks for
+    nothing, also where the model judges."""
 
     @model_validator(mode="after")
     def _pairs_are_made(self) -> Self:

@@ -2,14 +2,13 @@
 
 from specs.checks import Checks
 from specs.positions import KeyPath, listed
-from specs.reward_models import RewardModel
 from specs.verifiers import RewardModelVerifier, learnt
 
 
 def reward_models(c: Checks) -> None:
     """Report reward models that nothing makes, that judge alone, or that nothing uses."""
     program = c.program
-    makers = [s.id for s in program.stages if isinstance(s.algorithm, RewardModel)]
+    makers = [s.id for s in program.stages if s.algorithm.type == "reward_model"]
     used: set[str] = set()
     for name, verifier in program.verifiers.items():
         if isinstance(verifier, RewardModelVerifier):
@@ -24,7 +23,7 @@ def reward_models(c: Checks) -> None:
             c.odd(("stages", i), text)
     if program.flywheel is not None:
         for i, stage in enumerate(program.flywheel.round.stages):
-            if isinstance(stage.algorithm, RewardModel):
+            if stage.algorithm.type == "reward_model":
                 text = "found reward_model, expected it in the main part: a round would judge itself by what it has just learnt"
                 c.wrong(("flywheel", "round", "stages", i, "algorithm"), text)
 

@@ -192,6 +192,8 @@ def _describe_plain(kind: Any, limits: tuple[Any, ...]) -> str:
 
 def _describe_text(limits: tuple[Any, ...]) -> str:
     pattern = str(next((getattr(m, "pattern", None) for m in limits if getattr(m, "pattern", None)), ""))
+    if "demonstrations" in pattern:
+        return "a name of data (a declared one, or ENVIRONMENT.demonstrations, .train, .golden or .hidden)"
     if pattern.startswith(_NAME_PATTERN):
         return "a name (a letter, then letters, digits, _ and -; at most 64)"
     return "text"

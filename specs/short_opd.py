@@ -117,3 +117,12 @@ class ShortOPD(OPD):
     """Which tokens train; all where left out."""
     horizon: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of a trajectory's tokens, from its first on, that train in the first step; it rises to all in the last."""
+
+    @model_validator(mode="after")
+    def _something_is_rolled_out(self) -> Self:
+        if round(self.demonstrations * self.problems_per_step) >= self.problems_per_step:
+            raise ValueError(
+                f"demonstrations: found {self.demonstrations:g}, which leaves nothing to roll out, but lengths are found by "
+                "rollouts; lower it, or use opd"
+            )
+        return self

@@ -1,6 +1,6 @@
 """Checks of teachers: who is asked, for what, and whether they can give it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ _WHOLE: tuple[Signal, ...] = ("score", "rank", "sample")
 """Signals about whole trajectories."""
 _USUAL_WEIGHT = (0.005, 0.5)
 """Of a teacher's term beside a policy gradient."""
+_ANSWERS = ("model", "revision", "temperature", "top_p", "max_tokens", "max_tokens_limit", "json_mode")
+"""What answers of a chat API are kept by, beside the question."""
 _LONG = 6
 """Turns from which on a signal about a whole trajectory says little about each."""
 
@@ -90,6 +92,7 @@ def teachers(c: Checks) -> None:
     """Check the roster, the routing, and what stages want of both."""
     for name, teacher in c.program.teachers.items():
         _teacher(c, ("teachers", name), teacher)
+    _told_apart(c)
     _routing(c)
     found = list(learners(c.program))
     for path, learner in found:
@@ -145,6 +148,33 @@ def _openai(c: Checks, path: KeyPath, teacher: Any) -> None:
     if teacher.max_tokens_limit < teacher.max_tokens:
         text = f"found {teacher.max_tokens_limit}, expected at least max_tokens ({teacher.max_tokens})"
         c.wrong((*path, "max_tokens_limit"), text)
+
+    if "?" in teacher.base_url or "#" in teacher.base_url:
+        c.wrong(
+            (*path, "base_url"),
+            "found ? or #, but /chat/completions is written behind it; write the address before that",
+        )
+    if teacher.price is None and c.program.budget.teacher_usd is not None:
+        text = (
+            "is needed, as budget.teacher_usd counts dollars; write {input: …, output: …}, with 0 for one that is free"
+        )
+        c.wrong((*path, "price"), text)
+
+
+def _told_apart(c: Checks) -> None:
+    """Report teachers whose answers would be taken for one another's: kept answers are found by what is asked of which model."""
+    roster = {n: t for n, t in c.program.teachers.items() if t.kind == "openai"}
+    together = [set(t.members) for t in c.program.teachers.values() if t.kind == "ensemble"]
+    first: dict[Any, str] = {}
+    for name, teacher in roster.items():
+        other = first.setdefault(tuple(getattr(teacher, f) for f in _ANSWERS), name)
+        if other == name:
+            continue
+        if teacher.base_url != roster[other].base_url or any({name, other} <= members for members in together):
+            text = (
+                f"asks the same model in the same way as {other}, so the answers of one would be taken for the other's;"
+            )
+            c.wrong(("teachers", name), f"{text} write another revision, or another temperature")
 
 
 def _scripted(c: Checks, path: KeyPath, teacher: Any) -> None:
@@ -209,13 +239,16 @@ def _learner(c: Checks, path: KeyPath, learner: Any) -> None:
         c.wrong(path, f"which teacher is asked? Write routing, or teachers: {{{next(iter(program.teachers))}: 1.0}}")
         return
     _weight(c, path, learner)
+    _come_before(c, path, asked)
     found = choice(program, learner)
     if found.signal == "logprobs" and learner.teachers is None and any(r.history for r in program.routing):
         c.odd(
             ("routing",),
             "history moves the weights of teachers that answer in words; probabilities are combined as written",
         )
-    if found.signal is None:
+    if found.signal == "logprobs":
+        _own_tokens(c, path, learner, asked)
+    if found.signal is None and found.teachers:
         _nothing_to_learn(c, at, learner, found)
     elif found.signal in _WHOLE and isinstance(learner, Taught) and _longest(program) >= _LONG:
         text = f"learns from {found.signal}, which says one thing about up to {_longest(program)} turns"
@@ -232,10 +265,55 @@ def _weight(c: Checks, path: KeyPath, learner: Any) -> None:
             c.odd((*path, name), f"found {value:g}, at which the teacher {text}; usual is {low:g} to {high:g}")
 
 
+def _own_tokens(c: Checks, path: KeyPath, learner: Any, asked: Iterable[str]) -> None:
+    """Report distributions that cannot be compared, as far as the file says: a teacher trained with other tokens."""
+    own: Any = c.program.policy.init
+    over = getattr(learner, "over", None)
+    if over is None or over.kind == "sampled" or own.kind != "scratch":
+        return
+    for name in asked:
+        teacher: Any = c.program.teachers.get(name)
+        if teacher is None or teacher.kind != "trained" or teacher.init.kind != "scratch":
+            continue
+        if teacher.init.tokenizer != own.tokenizer:
+            text = (
+                f"{name} has a tokenizer of its own, so that over: {{kind: {over.kind}}} is refused as the stage starts"
+            )
+            c.odd(path, f"{text}; write over: {{kind: sampled}}, which compares texts")
+
+
+def _come_before(c: Checks, path: KeyPath, asked: Iterable[str]) -> None:
+    """Report a teacher that is the policy of a stage which does not come before the one that it teaches."""
+    at = path.index("stages") + 1
+    index, said = int(path[at]), c.program.flywheel
+    rounds = [] if said is None else [s.id for s in said.round.stages]
+    before = [*c.stages, *rounds[:index]] if path[0] == "flywheel" else c.stages[:index]
+    taught = rounds[index] if path[0] == "flywheel" else c.stages[index]
+    for name in asked:
+        of = getattr(c.program.teachers.get(name), "of", "init")
+        if of in (*c.stages, *rounds) and of not in before:
+            text = f"found {of}, which does not come before {taught}, which it teaches; expected one of"
+            c.wrong(("teachers", name, "of"), f"{text} {listed([*before, *_FROZEN])}")
+
+
 def _nothing_to_learn(c: Checks, at: KeyPath, learner: Any, found: Choice) -> None:
     gives: Mapping[str, Any] = {t: list(c.program.teachers[t].gives) for t in found.teachers}
     words = "; ".join(f"{t} gives {', '.join(g)}" for t, g in gives.items())
-    c.wrong(at, f"needs {listed(usable(learner))}, but {words}; ask others, or another algorithm")
+    c.wrong(at, f"needs {listed(usable(learner))}, but {words}; {_way_out(learner, gives)}")
+
+
+def _way_out(learner: Any, gives: Mapping[str, Any]) -> str:
+    """Return what to do: another goal or signal that its teachers can serve, or other teachers."""
+    if not isinstance(learner, Taught):
+        return "ask others, or another algorithm"
+    common = [s for s in LADDER if all(s in given for given in gives.values())]
+    goals: Mapping[str, tuple[Signal, ...]] = getattr(learner, "goals", {})
+    for goal, used in goals.items():
+        if fits := [s for s in used if s in common]:
+            if learner.signal != "auto":
+                return f"ask others, or write signal: {fits[0]}"
+            return f"ask others, or write goal: {goal}, which learns from {listed(fits)}"
+    return "ask others, or another algorithm"
 
 
 def _longest(program: Program) -> int:

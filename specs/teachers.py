@@ -19,9 +19,9 @@ class Limits(Spec):
     """How a teacher may be asked. Execution only: no part of any content key."""
 
     in_flight: Annotated[int, Field(ge=1, le=256)] = 8
-    """Calls at once; at most as many repeat after a kill."""
+    """Calls at once of one node; at most as many repeat after a kill."""
     requests_per_minute: Positive | None = None
-    """Most calls in a minute, evenly spaced."""
+    """Most calls of one node in a minute, evenly spaced."""
     attempts: Annotated[int, Field(ge=1, le=20)] = 3
     """Tries of one call, the first included."""
     deadline_seconds: Positive = 120.0

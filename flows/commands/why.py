@@ -58,6 +58,7 @@ def explain(plan: Plan, node: Node, found: dict[str, Status], last: Plan | None)
             "params": digest(node.key_params),
             "inputs": {name: {"node": source, "plan_key": keys[source]} for name, source in node.inputs.items()},
         },
+        "ran": last is not None,
         "before": None if before is None else before.plan_key,
         "changed": [{"field": c.field, "before": c.before, "after": c.after, "text": str(c)} for c in changed],
         "began_with": [{"node": n, "status": found[n].status, "reason": found[n].reason} for n in causes],
@@ -67,6 +68,12 @@ def explain(plan: Plan, node: Node, found: dict[str, Status], last: Plan | None)
         "runs_if": node.when,
         "readers": plan.downstream(node.id)[1:],
     }
+
+
+def _never(told: dict[str, Any]) -> str:
+    if told["status"] == "reused":
+        return "made by an earlier run"
+    return "the last run had no such node" if told["ran"] else "no earlier run of the program is known here"
 
 
 def sentences(told: dict[str, Any]) -> list[str]:
@@ -82,7 +89,7 @@ def sentences(told: dict[str, Any]) -> list[str]:
     elif told["before"] is not None:
         lines.append("nothing changed since the last run")
     else:
-        lines.append("the last run had no such node" if told["status"] != "reused" else "made by an earlier run")
+        lines.append(_never(told))
     lines += [
         f"key {key['plan_key'][:12]}" + (f", run key {key['run_key'][:12]}" if key["run_key"] else ""),
         f"  kind {key['kind']} version {key['version']}, seed {key['seed']}, params {key['params'][:12]}",

@@ -5,7 +5,7 @@ from flows.work import inputs
 from flows.work.supervised import demonstration_rows
 from specs.algorithms import ALGORITHMS
 from specs.compression import Prune, Quantize
-from specs.errors import StateError
+from specs.errors import DataError, StateError
 from tasks.files import write_json
 from tasks.learning.compression import compress as make_smaller
 from tasks.learning.compression import mean_loss
@@ -20,7 +20,10 @@ def compress(node: NodeContext) -> Outcome:
     spec = ALGORITHMS.validate(node.params["algorithm"])
     assert isinstance(spec, Prune | Quantize), f"{type(spec).__name__} does not compress"
     policy = inputs.start_policy(node)
-    rows = [row for name in inputs.filled(node) for row in demonstration_rows(node, name, policy)[0]]
+    made = [demonstration_rows(node, name, policy) for name in inputs.filled(node)]
+    rows = [row for some, _ in made for row in some]
+    if not rows:
+        raise DataError(f"{node.id}: its data hold no demonstration that can be measured on; name a set that does")
     rows = rows[:: max(1, len(rows) // spec.calibration)][: spec.calibration]
     done = make_smaller(policy.model, rows, spec, lambda what, share: node.progress(what, share, {}))
     smaller = LoadedPolicy(done.model, policy.tokenizer, policy.template, done.model.config)
@@ -37,6 +40,7 @@ def compress(node: NodeContext) -> Outcome:
         f"{done.parameters} of {done.parameters_before} weights stay ({kept:.0%}), {done.packed_mb:.2f} MB when packed; "
         f"loss on {len(rows)} demonstrations {done.loss_before:.4f} -> {done.loss:.4f}"
     ]
+    notes += [f"{n} demonstrations left out: {reason}" for _, r in made for reason, n in sorted(r.dropped.items())]
     if len(rows) < spec.calibration:
         notes.append(f"calibration is {spec.calibration}, but there are only {len(rows)} demonstrations; all were used")
     return Outcome(

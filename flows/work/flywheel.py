@@ -28,7 +28,8 @@ def attribute(node: NodeContext) -> Outcome:
     given = _answers(node)
     answered([c for f in found.values() for c in f.cases], given)
     cases = [c for f in found.values() for c in f.cases]
-    again = brought_in(cases, given, node.params["sources"], node.params["round"])
+    number = node.params["round"]
+    again = brought_in(cases, given, node.params["sources"], number) if number == 1 else []  # later: done in the first
     cases += again
     write_rows(node.out / "cases.jsonl", cases)
     whole = _together(found)

@@ -28,7 +28,8 @@ class Keeper:
         """Return the rollouts of all steps. StateError where a stored step is damaged."""
         found: list[Trajectory] = []
         for step in range(steps):
-            part = self._pending.get(step) or self._store.read(f"step-{step:06d}")
+            part = self._pending.get(step)  # empty where a step had nothing but demonstrations
+            part = self._store.read(f"step-{step:06d}") if part is None else part
             if part is None:
                 raise StateError(
                     f"the kept rollouts of step {step} are damaged or gone; remove the node's ckpt folder to train the "

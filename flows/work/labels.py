@@ -17,7 +17,7 @@ from tasks.episodes.shards import write_shards
 from tasks.evidence.judge import judge
 from tasks.files import write_json
 from tasks.learning.rows import TrainingRow
-from tasks.loops.collect import Arena, Collected
+from tasks.loops.collect import Arena
 from tasks.loops.labelling import LabelReport, label_rows, label_up, require_labels
 from tasks.policy.store import LoadedPolicy
 
@@ -42,13 +42,13 @@ def solutions(node: NodeContext, arena: Arena, policy: LoadedPolicy, solved: Col
     return found
 
 
-def label(node: NodeContext, spec: Pairing, found: Collected, max_length: int) -> Outcome:
-    """Label the rollouts; writes `trajectories/`, `labels.jsonl` and `pairs.json`."""
-    report = label_up(found.trajectories)
-    label_rows(report, {t.id: t for t in found.trajectories}, max_length)
+def label(node: NodeContext, spec: Pairing, usable: Sequence[Trajectory], max_length: int) -> Outcome:
+    """Label rollouts, and the solutions that a round brought; writes `trajectories/`, `labels.jsonl` and `pairs.json`."""
+    report = label_up(usable)
+    label_rows(report, {t.id: t for t in usable}, max_length)
     require_labels(report, spec, node.id)
     used = {one.trajectory for one in report.labels}
-    write_shards(node.out / "trajectories", [t for t in found.trajectories if t.id in used])
+    write_shards(node.out / "trajectories", [t for t in usable if t.id in used])
     write_rows(node.out / "labels.jsonl", report.labels)
     write_json(node.out / "pairs.json", report.to_json())
     wanted, unwanted = report.sides()

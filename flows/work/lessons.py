@@ -121,8 +121,8 @@ def listwise(node: NodeContext) -> Outcome:
         node, policy, made.rows, made.spans, made.sentences(), reference=spec is not None and spec.utility == "ratio"
     )
     if spec is None:
-        return fit.run(partial(sft.loss, spec=SFT(type="sft")), "absolute_sequence")
-    return fit.run(partial(soft_label.loss, spec=spec), "absolute_sequence")
+        return fit.run(partial(sft.loss, spec=SFT(type="sft")), lists.MEAN)
+    return fit.run(partial(soft_label.loss, spec=spec), lists.MEAN)
 
 
 def practised(node: NodeContext) -> Outcome:

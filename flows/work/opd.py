@@ -36,7 +36,7 @@ from tasks.loops.token_lessons import Panel
 from tasks.policy.foreign import load_teacher, read_teacher, save_teacher
 from tasks.policy.store import LoadedPolicy
 from tasks.protocols import TokenTeacher
-from tasks.teachers.routing import rule_for, rules_of, weights_of
+from tasks.teachers.routing import require_teachers, rule_for, rules_of, weights_of
 from tasks.tokens.template import system_text
 
 _LAST_STEPS = 5
@@ -123,14 +123,15 @@ def _shown(node: NodeContext, policy: LoadedPolicy, teacher: Any, spec: dict[str
 
 
 def _weights(node: NodeContext, names: Sequence[str]) -> Any:
-    """Return what gives each teacher its weight for a trajectory, by the rules over its problem."""
+    """Return what gives each teacher its weight for a trajectory. TeacherError where the rules refuse a problem."""
     adapter: TypeAdapter[list[Route]] = TypeAdapter(list[Route])
     rules = rules_of(adapter.validate_python(node.params["routing"]))
     problems = {p.id: p for found in inputs.problem_sets(node).values() for p in found}
+    require_teachers(list(problems.values()), rules)
 
     def of(trajectory: Trajectory) -> list[float]:
         rule = rule_for(problems[trajectory.problem_id], rules)
-        found = {} if rule.route.reject else weights_of(rule.route, trajectory.problem_type, {})
+        found = weights_of(rule.route, trajectory.problem_type, {})
         return [found.get(name, 0.0) for name in names]
 
     return of

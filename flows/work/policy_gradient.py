@@ -17,6 +17,7 @@ from tasks.files import write_json
 from tasks.judging.needs import unmet
 from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
+from tasks.loops import teacher_terms
 from tasks.loops.collect import Draw, collect, drift_notes
 from tasks.loops.on_policy import OnPolicy, OnPolicyReport, train_policy_gradient
 from tasks.loops.order import ProblemOrder
@@ -70,6 +71,7 @@ def train(node: NodeContext) -> Outcome:
     learner = training.learner_for(node, policy, spec.optimizer, policy_updates(spec), values=shared)
     arena, sampler = inputs.arena(node, policy)
     keeper = Keeper(RolloutStore(node.checkpoints / "rollouts"))
+    mixture, shown = replaying.mixture(node, spec, policy)
     stage = OnPolicy(
         spec=spec,
         problems=replaying.problem_order(node, spec),
@@ -78,7 +80,7 @@ def train(node: NodeContext) -> Outcome:
         load_weights=partial(load_weights, sampler, learner, node.id),
         reference=training.reference(node, policy) if spec.kl_coef > 0 else None,
         critic=_critic(node, spec, policy),
-        mixture=replaying.mixture(node, spec, policy),
+        mixture=mixture,
         teaching=self_teaching.teaching(node, spec, arena, sampler),
         panel=opd.panel(node, policy, spec.distill.over.kind) if spec.distill is not None else None,
         keep=keeper.keep,
@@ -92,7 +94,13 @@ def train(node: NodeContext) -> Outcome:
     return Outcome(
         metrics=_metrics(report),
         cost=_cost(report, learner),
-        notes=[*inputs.precision_notes(node), *inputs.empty_notes(node), *_notes(report, spec), *drift_notes(kept)],
+        notes=[
+            *inputs.precision_notes(node),
+            *inputs.empty_notes(node),
+            *shown,
+            *_notes(report, spec),
+            *drift_notes(kept),
+        ],
     )
 
 
@@ -150,5 +158,6 @@ def _notes(report: OnPolicyReport, spec: PolicyGradientAlgorithm) -> list[str]:
     if report.missing_logprobs:
         notes.append(f"{report.missing_logprobs} tokens have no logprob of the sampler and did not train")
     notes += replaying.notes(report, spec)
+    notes += teacher_terms.sentences(report.curve)
     notes += [f"{n} trajectories left out of the loss: {reason}" for reason, n in sorted(report.dropped.items())]
     return notes

@@ -12,7 +12,7 @@ from flows.work import inputs, labels, training
 from flows.work.lines import read_rows, write_rows
 from specs.errors import DataError, TrainingError
 from specs.preference import DPO, IPO, KTO, PairAlgorithm, Pairing, Preference
-from specs.records import pair_from
+from specs.records import Trajectory, pair_from
 from specs.supervised import SupervisedBatch
 from tasks.episodes.seeds import derive
 from tasks.episodes.shards import read_shards, write_shards
@@ -21,13 +21,13 @@ from tasks.learning.algorithms import kto, loss_for
 from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow
 from tasks.loops.batches import batch_plan
-from tasks.loops.collect import Arena, Collected, Draw, collect, drift_notes
+from tasks.loops.collect import Collected, Draw, collect, drift_notes
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.labelling import LabelReport, label_rows, require_labels
 from tasks.loops.order import ProblemOrder
 from tasks.loops.pairing import PairReport, mismatched, pair_rows, pair_up, require_pairs
 from tasks.loops.rollout_store import RolloutStore
-from tasks.policy.store import LoadedPolicy, save_policy
+from tasks.policy.store import save_policy
 
 
 def pairs(node: NodeContext) -> Outcome:
@@ -44,10 +44,14 @@ def pairs(node: NodeContext) -> Outcome:
 
     problems = order.draw(spec.problems or order.size)
     found = collect(arena, problems, draw, stop=node.stop, store=store, progress=tell)
+    tried = {t.problem_id for t in found.trajectories}
+    solved = {t.problem_id for t in found.trajectories if t.success}
+    shown = [t for t in labels.solutions(node, arena, policy, solved) if t.problem_id in tried]
     if spec.choose == "alone":
-        done = labels.label(node, spec, found, policy.config.max_length)
+        done = labels.label(node, spec, [*found.trajectories, *shown], policy.config.max_length)
+        done.notes += [f"{len(shown)} trajectories are solutions of the pool"] if shown else []
     else:
-        done = _pair(node, spec, found, arena, policy)
+        done = _pair(node, spec, found, shown, policy.config.max_length)
     notes = [*inputs.empty_notes(node), *done.notes, *drift_notes(found.trajectories)]
     if spec.problems and spec.problems > order.size:
         notes.append(f"pairing.problems is {spec.problems}, but there are only {order.size}; all were used")
@@ -64,15 +68,13 @@ def pairs(node: NodeContext) -> Outcome:
     )
 
 
-def _pair(node: NodeContext, spec: Pairing, found: Collected, arena: Arena, policy: LoadedPolicy) -> Outcome:
+def _pair(node: NodeContext, spec: Pairing, found: Collected, shown: Sequence[Trajectory], max_length: int) -> Outcome:
     """Pair the rollouts, and where a round brought solutions, failures with these; writes what `pairs` says."""
-    solved = {t.problem_id for t in found.trajectories if t.success}
-    shown = labels.solutions(node, arena, policy, solved)
     usable = [*found.trajectories, *shown]
     report = pair_up(usable, spec)
     for pair in report.pairs:
         pair.by = "solution" if pair.chosen in {t.id for t in shown} else pair.by
-    pair_rows(report, {t.id: t for t in usable}, policy.config.max_length)
+    pair_rows(report, {t.id: t for t in usable}, max_length)
     require_pairs(report, spec, node.id)
     used = {side for p in report.pairs for side in (p.chosen, p.rejected)}
     write_shards(node.out / "trajectories", [t for t in usable if t.id in used])

@@ -22,16 +22,21 @@ def problem_order(node: NodeContext, spec: PolicyGradientAlgorithm) -> ProblemOr
     return CurriculumOrder(sets, node.seed, spec.curriculum, weights)
 
 
-def mixture(node: NodeContext, spec: PolicyGradientAlgorithm, policy: LoadedPolicy) -> Mixture | None:
-    """Return what mixes the batches, with the demonstrations rendered for this policy; None where nothing is replayed."""
+def mixture(node: NodeContext, spec: PolicyGradientAlgorithm, policy: LoadedPolicy) -> tuple[Mixture | None, list[str]]:
+    """Return what mixes the batches, with the demonstrations rendered for this policy, and what became of these.
+
+    None where nothing is replayed.
+    """
     if spec.replay is None:
-        return None
-    shown = spec.replay.demonstrations
+        return None, []
+    shown, told = spec.replay.demonstrations, list[str]()
     by_trajectory: dict[tuple[str, str], list[TrainingRow]] = {}
     for name in () if shown is None else shown.sets:
-        for row in demonstration_rows(node, name, policy)[0]:
+        rows, report = demonstration_rows(node, name, policy)
+        told += report.sentences()
+        for row in rows:
             by_trajectory.setdefault((name, row.trajectory), []).append(row)
-    return Mixture(spec, node.seed, list(by_trajectory.values()))
+    return Mixture(spec, node.seed, list(by_trajectory.values())), told
 
 
 def notes(report: OnPolicyReport, spec: PolicyGradientAlgorithm) -> list[str]:

@@ -57,7 +57,7 @@ def turns(node: NodeContext) -> Outcome:
     found = collect(arena, problems, draw, stop=node.stop, store=store, progress=tell)
     labelled = label_turns(found.trajectories, spec)
     values = [y for given in labelled.labels.values() for y in given]
-    if labelled.turns < spec.at_least or len(set(values)) < 2:
+    if spec.at_least and (labelled.turns < spec.at_least or len(set(values)) < 2):
         reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(labelled.dropped.items())) or "nothing left out"
         raise TrainingError(
             f"stage {node.id}: {labelled.turns} turns are labelled, {len(set(values))} different labels ({reasons}); "
@@ -65,14 +65,14 @@ def turns(node: NodeContext) -> Outcome:
         )
     write_shards(node.out / "trajectories", [t for t in found.trajectories if t.id in labelled.labels])
     write_rows(node.out / "labels.jsonl", [{"trajectory": t, "labels": y} for t, y in labelled.labels.items()])
-    write_json(node.out / "labels.json", {"turns": labelled.turns, "mean": fmean(values), "dropped": labelled.dropped})
+    write_json(node.out / "labels.json", {"turns": labelled.turns, "mean": _mean(values), "dropped": labelled.dropped})
     notes = [*inputs.empty_notes(node), *drift_notes(found.trajectories)]
     notes += [f"{n} trajectories have no labels: {reason}" for reason, n in sorted(labelled.dropped.items())]
     if spec.problems and spec.problems > order.size:
         notes.append(f"turns.problems is {spec.problems}, but there are only {order.size}; all were used")
     notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
     return Outcome(
-        metrics={"labelled_turns": float(labelled.turns), "label_mean": fmean(values)},
+        metrics={"labelled_turns": float(labelled.turns), "label_mean": _mean(values)},
         cost={"rollouts": float(len(found.trajectories)), "tokens": float(found.policy_tokens)},
         notes=notes,
     )
@@ -93,7 +93,7 @@ def train(node: NodeContext) -> Outcome:
     policy = inputs.start_policy(node)
     rows = _of_pairs(node, spec, policy) if spec.learns == "pairs" else _of_turns(node, spec, policy)
     if not rows.train:
-        raise TrainingError(f"stage {node.id}: nothing is left to train on ({rows.dropped}); draw more problems")
+        return _untrained(node, spec, policy, rows)
     plan, steps = _plan(rows.train, spec, node.seed)
     learner = training.value_learner_for(node, policy, spec.optimizer, len(plan))
     mean = "absolute_sequence" if spec.learns == "pairs" else "token"
@@ -102,7 +102,13 @@ def train(node: NodeContext) -> Outcome:
     order, own = (measure(some, learner.values(some)) for some in (rows.held_out, rows.train))
     what = "pairs" if spec.learns == "pairs" else "comparisons of a better and a worse turn"
     require_order(order, spec.least_accuracy, node.id, what)
-    about = {"learns": spec.learns, "held_out": order.to_json(), "trained_on": own.to_json(), "steps": done.steps}
+    about = {
+        "learns": spec.learns,
+        "least_accuracy": spec.least_accuracy,
+        "held_out": order.to_json(),
+        "trained_on": own.to_json(),
+        "steps": done.steps,
+    }
     _save(node, policy, learner, rows, about)
     write_json(
         node.out / "reward.json",
@@ -122,6 +128,28 @@ def train(node: NodeContext) -> Outcome:
         cost={"steps": float(done.updates), "tokens": float(done.tokens)},
         notes=[*inputs.precision_notes(node), *notes, *done.notes],
     )
+
+
+def _untrained(node: NodeContext, spec: RewardModel, policy: LoadedPolicy, rows: _Rows) -> Outcome:
+    """Write a model that gives everything the same number where `at_least` is 0; TrainingError where it is not."""
+    asked = spec.pairing.at_least if spec.learns == "pairs" else spec.turns.at_least
+    if asked:
+        held = f"{len(rows.held_out)} held out" if rows.held_out else "none held out"
+        reasons = ", ".join([f"{n} {reason}" for reason, n in sorted(rows.dropped.items())] + [held])
+        raise TrainingError(
+            f"stage {node.id}: no trajectory is left to train on ({reasons}), expected some of two problems at least; "
+            "draw more problems, or train the policy first"
+        )
+    order = pair_order([], [])
+    about = {"learns": spec.learns, "least_accuracy": spec.least_accuracy, "held_out": order.to_json(), "steps": 0}
+    _save(node, policy, training.value_learner_for(node, policy, spec.optimizer, 1), rows, about)
+    write_json(node.out / "reward.json", about | {"dropped": rows.dropped})
+    told = "there is nothing to train on, and at_least is 0: the model gives every trajectory the same number"
+    return Outcome(metrics={"accuracy": order.share}, notes=[told])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
 
 
 def _plan(rows: Sequence[TrainingRow], spec: RewardModel, seed: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -160,7 +188,7 @@ def _save(node: NodeContext, policy: LoadedPolicy, learner: ValueLearner, rows: 
     """Write `out/reward`. StateError where, read again, it gives other numbers than the model that was trained."""
     values = learner.values(rows.train)
     given = [v for row, own in zip(rows.train, values, strict=True) for m, v in zip(row.mask, own, strict=True) if m]
-    scale = Scale(fmean(given), max(1e-6, pstdev(given)))
+    scale = Scale(fmean(given), max(1e-6, pstdev(given))) if given else Scale()
     folder: Path = node.out / "reward"
     policy.model, head_D, bias = learner.parts()
     save_reward_model(policy, head_D, bias, about, scale, folder)

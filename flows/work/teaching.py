@@ -157,6 +157,7 @@ def _summary(
         "prompt": node.params["prompt"],
         "asked": len(signals),
         "answered": sum(s.content is not None for s in signals),
+        "marked": sum(bool(s.content and s.content.get("marked")) for s in signals),
         "skipped": skipped,
         "rules": {str(i): n for i, n in sorted(routed.rules.items())},
         "by_default": dict(sorted(routed.by_default.items())),
@@ -168,6 +169,10 @@ def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk) -> Outcome:
     notes = [_card_words(name, card) for name, card in told["scorecard"].items()]
     if told["skipped"]:
         notes.append("not asked about: " + ", ".join(f"{n} {why}" for why, n in told["skipped"].items()))
+    if told["marked"]:
+        notes.append(
+            f"{told['marked']} answers are about trajectories that write like a verdict or an order to the teacher"
+        )
     if told["by_default"]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in told["by_default"].items())
         notes.append(f"routing: the last rule decided for {kinds}")

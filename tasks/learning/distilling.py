@@ -137,8 +137,9 @@ def _chunk(states: Tensor, head: Tensor, heads: list[Tensor], asked: Question, f
     logits = (states @ head.t()).float()
     found.logprobs_N[part], found.entropy_N[part], policy = _policy(logits, targets, temperature, measure)
     del logits
+    common = min(len(head), *map(len, heads))
     teachers = [
-        _logprobs(s[part].to(states.dtype), h, policy.shape[1], measure.temperature)
+        _logprobs(s[part].to(states.dtype), h, common, measure.temperature)
         for s, h in zip(asked.evidence.states, heads, strict=True)
     ]
     value, slope, figures = _compare(policy, teachers, asked.evidence.weights_MN[:, part].float(), targets, measure)
@@ -160,9 +161,9 @@ def _policy(
     return acting.gather(1, targets_N[:, None])[:, 0], entropy(acting), policy
 
 
-def _logprobs(states: Tensor, head: Tensor, vocabulary: int, temperature: float) -> Tensor:
-    """Return a teacher's logprobs over the ids that it shares with the policy."""
-    logits = (states @ head[:vocabulary].t()).float()
+def _logprobs(states: Tensor, head: Tensor, common: int, temperature: float) -> Tensor:
+    """Return a teacher's logprobs over the ids that all have."""
+    logits = (states @ head[:common].t()).float()
     return (logits / temperature if temperature != 1 else logits).log_softmax(-1)
 
 
@@ -170,10 +171,12 @@ def _compare(
     policy: Tensor, teachers: list[Tensor], weights_MN: Tensor, targets_N: Tensor, measure: Measure
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return divergences, their slopes in the policy's logits, and figures by token."""
-    common = min(policy.shape[1], *(t.shape[1] for t in teachers))
-    if common < policy.shape[1]:  # a padded vocabulary: only ids that both have
+    common = teachers[0].shape[1]
+    if common < policy.shape[1]:  # a padded vocabulary: only ids that all have
         policy = policy[:, :common].log_softmax(-1)
     targets = targets_N.clamp(max=common - 1)[:, None]
+    # nobody is asked about a token that weighs nothing: any weights there, so that all stays a number
+    weights_MN = torch.where(weights_MN.sum(0) > 0, weights_MN, 1 / len(teachers))
     if measure.by_confidence:
         weights_MN = confidence_weights(torch.stack(teachers), weights_MN)
     parts: list[tuple[Tensor, Tensor]]

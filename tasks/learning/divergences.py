@@ -101,7 +101,7 @@ def _terms(policy_NK: Tensor, teacher_NK: Tensor, kind: Kind) -> tuple[Tensor, T
     """Return the sum of the divergence's terms over some outcomes, and its slope in the policy's logprobs of them."""
     share_NK, target_NK = policy_NK.exp(), teacher_NK.exp()
     if kind.direction == "forward":
-        return (target_NK * (teacher_NK - policy_NK)).sum(-1), -target_NK
+        return torch.where(target_NK > 0, target_NK * (teacher_NK - policy_NK), 0.0).sum(-1), -target_NK
     if kind.direction == "reverse":
         gap_NK = policy_NK - teacher_NK.clamp(min=kind.floor)
         return (share_NK * gap_NK).sum(-1), share_NK * (gap_NK + 1)
@@ -111,8 +111,9 @@ def _terms(policy_NK: Tensor, teacher_NK: Tensor, kind: Kind) -> tuple[Tensor, T
         return (forward + reverse) / 2, (slope_f + slope_r) / 2
     b = kind.beta
     mixture_NK = torch.logaddexp(teacher_NK + math.log(b), policy_NK + math.log1p(-b))
-    terms_NK = b * target_NK * (teacher_NK - mixture_NK) + (1 - b) * share_NK * (policy_NK - mixture_NK)
-    return terms_NK.sum(-1), (1 - b) * share_NK * (policy_NK - mixture_NK)
+    of_teacher_NK = torch.where(target_NK > 0, target_NK * (teacher_NK - mixture_NK), 0.0)
+    of_policy_NK = share_NK * (policy_NK - mixture_NK)
+    return (b * of_teacher_NK + (1 - b) * of_policy_NK).sum(-1), (1 - b) * of_policy_NK
 
 
 def rest_logprob(listed_NK: Tensor) -> Tensor:

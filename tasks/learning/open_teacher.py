@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tasks.learning.head import selected_logprobs
 from tasks.learning.microbatches import MicroBatch, micro_batches
-from tasks.learning.rows import TrainingRow
+from tasks.learning.rows import TrainingRow, sampled_at
 from tasks.policy.llama import Llama
 from tasks.protocols import Span, TokenScores
 
@@ -52,13 +52,19 @@ class OpenTeacher:
 
     @torch.no_grad()
     def score(self, spans: Sequence[Span]) -> list[TokenScores]:
-        """Return the logprobs of the tokens asked about; NaN elsewhere, and in spans that are too long for it."""
+        """Return the logprobs of the tokens asked about; NaN elsewhere, and in spans that are too long for it.
+
+        They are at the temperature at which the trajectory was sampled, as the policy's own are.
+        """
         rows = self._rows(spans)
         scores = [TokenScores([float("nan")] * len(s.ids)) for s in spans]
         for micro, states_ND in self._passes(rows):
+            columns = micro.shape[1]
+            temperatures = torch.tensor([rows[i].temperature for i in micro.rows])
+            if bool((temperatures != 1.0).any()):
+                states_ND = states_ND.float() / temperatures[micro.cells_N // columns].to(self._device)[:, None]
             with self._autocast():
                 found, _ = selected_logprobs(states_ND, self.head_weight, micro.targets_N.to(self._device))
-            columns = micro.shape[1]
             for cell, value in zip(micro.cells_N.tolist(), found.tolist(), strict=True):
                 scores[micro.rows[cell // columns]].logprobs[cell % columns] = value
         return scores
@@ -82,7 +88,8 @@ class OpenTeacher:
         for n, span in enumerate(spans):
             group = f"{span.trajectory.group}/{span.start}" if span.trajectory.group else ""
             mask = span.mask if len(span.ids) <= self.max_length else [False] * len(span.ids)
-            rows.append(TrainingRow(str(n), "teacher", span.ids, mask, group=group))
+            temperature = sampled_at(span.trajectory)
+            rows.append(TrainingRow(str(n), "teacher", span.ids, mask, group=group, temperature=temperature))
         return rows
 
     def _passes(self, rows: list[TrainingRow]) -> Iterator[tuple[MicroBatch, Tensor]]:

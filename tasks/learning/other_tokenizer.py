@@ -16,6 +16,7 @@ from torch import Tensor
 from specs.alignment import Alignment
 from specs.records import Trajectory
 from tasks.learning.open_teacher import OpenTeacher
+from tasks.learning.rows import sampled_at
 from tasks.protocols import Span, TokenScores
 from tasks.tokens.alignment import Coverage, Floats, sums
 from tasks.tokens.bytes import AnyTokenizer
@@ -152,4 +153,4 @@ class _States:
 
     def _of(self, state_D: Tensor) -> Floats:
         logits = torch.nn.functional.linear(state_D.float(), self._model.head_weight.float())
-        return logits.double().log_softmax(-1).cpu().numpy()
+        return (logits.double() / sampled_at(self._question.trajectory)).log_softmax(-1).cpu().numpy()

@@ -1,8 +1,8 @@
 """Replay buffer: trajectories of earlier steps, drawn by priority (prioritised experience replay, arXiv:1511.05952).
 
 P(i) = p_i^alpha / sum p^alpha; w_i = (N P(i))^-beta / max over the buffer, which no draw rescales. Draws are stratified:
-trajectory i comes up n P(i) times in expectation, and one that comes up twice weighs double. Old ones leave before
-anything is drawn. Left out: priorities by the temporal-difference error of single tokens.
+trajectory i comes up n P(i) times in expectation, and one that comes up twice weighs double; what would exceed its uses
+goes to the others. Old ones leave before anything is drawn. Left out: priorities by the temporal-difference error of single tokens.
 """
 
 import bisect
@@ -125,11 +125,19 @@ class ReplayBuffer:
         weights = importance_weights(chances, annealed(self._spec.beta, self._spec.beta_end, step, steps))
         most = max(weights)
         rng = random.Random(f"{self._seed}/replay/{step}")
-        drawn = stratified(chances, min(count, len(self._kept)), rng)
+        drawn = self._within_uses(chances, stratified(chances, min(count, len(self._kept)), rng), rng)
         found = [Drawn(self._kept[i], n, weights[i] / most) for i, n in sorted(drawn.items())]
         for one in found:
             one.kept.uses += one.times
         return found
+
+    def _within_uses(self, chances: Sequence[float], drawn: Counter[int], rng: random.Random) -> Counter[int]:
+        """Return the draws, those beyond what a trajectory may still be used for given to the others."""
+        left = [self._spec.max_uses - one.uses for one in self._kept]
+        while over := sum(max(0, n - left[i]) for i, n in drawn.items()):
+            drawn = Counter({i: min(n, left[i]) for i, n in drawn.items()})
+            drawn += stratified([p if drawn[i] < left[i] else 0.0 for i, p in enumerate(chances)], over, rng)
+        return drawn
 
     def priorities(self) -> list[float]:
         """Return the priorities; what has none yet has the largest that is known."""

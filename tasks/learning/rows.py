@@ -187,6 +187,11 @@ def check_rows(report: RowReport, max_length: int) -> None:
             )
 
 
+def sampled_at(trajectory: Trajectory) -> float:
+    """Return the temperature at which the policy wrote a trajectory."""
+    return float(trajectory.sampling.get("temperature", 1.0))
+
+
 def behind(prefix: list[int], row: TrainingRow) -> TrainingRow:
     """Return the row with a prefix before it, which never trains."""
     by_token = ("sampler", "old", "reference", "teacher")
@@ -257,7 +262,7 @@ def _rows(
             trajectory=trajectory.id,
             ids=trajectory.ids[start:end],
             mask=mask,
-            temperature=float(trajectory.sampling.get("temperature", 1.0)) if behaviour else 1.0,
+            temperature=sampled_at(trajectory) if behaviour else 1.0,
             start=start,
             group=trajectory.group if number == 0 else f"{trajectory.group}/{number}",
             sampler_logprobs=trajectory.logprobs[start:end] if behaviour else None,

@@ -56,12 +56,14 @@ def sampled_loss(batch: Batch, spec: Distillation, outcome_coef: float = 0.0) ->
 
 
 def gaps(batch: Batch, spec: Distillation, mode: Spread) -> Tensor:
-    """Return at each token teacher - policy logprob, of all teachers together; 0 where none counts. Constant."""
+    """Return at each token teacher - policy logprob, of all teachers together; 0 where none counts. Constant.
+
+    A chunk's difference is of all its tokens, those too that weigh nothing in the term.
+    """
     said_MBT, asked_MB = batch.teacher_logprobs_MBT, batch.teacher_weights_MB
     assert said_MBT is not None, "teachers were not asked"
     assert asked_MB is not None, "teachers have no weights"
-    assert batch.distill_weights_BT is not None, "the term needs weights of its own"
-    mask_BT = batch.distill_weights_BT > 0
+    mask_BT = batch.weights_BT > 0
     policy_BT = torch.where(mask_BT, batch.logprobs_BT.detach(), 0.0)
     given_MBT = said_MBT.isfinite() & mask_BT & (asked_MB > 0)[:, :, None]
     gap_MBT = torch.where(given_MBT, said_MBT.clamp(min=FLOOR), 0.0) - torch.where(given_MBT, policy_BT, 0.0)

@@ -40,7 +40,7 @@ def ask(rows: Sequence[TrainingRow], teachers: Sequence[TokenTeacher], trajector
     for m, teacher in enumerate(teachers):
         asked = [row for row in rows if row.teacher_weights and row.teacher_weights[m] > 0]
         found = teacher.score([span_of(row, trajectories[row.trajectory]) for row in asked])
-        by_row = dict(zip(map(id, asked), found, strict=True))
+        by_row = {id(row): _whole(scores, row.mask) for row, scores in zip(asked, found, strict=True)}
         for row in rows:
             assert row.scores is not None
             row.scores.append(by_row.get(id(row), silent[id(row)]))
@@ -56,6 +56,17 @@ def covered(row: TrainingRow) -> list[bool]:
         if weight > 0:
             found = [a or b for a, b in zip(found, _whole_chunks(scores, row.mask), strict=True)]
     return found
+
+
+def _whole(scores: TokenScores, mask: Sequence[bool]) -> TokenScores:
+    """Return the scores without those of chunks that do not train as a whole: what a chunk says is of all its tokens."""
+    if scores.chunks is None:
+        return scores
+    kept = _whole_chunks(scores, mask)
+    return TokenScores(
+        [p if k else math.nan for p, k in zip(scores.logprobs, kept, strict=True)],
+        [c if k else -1 for c, k in zip(scores.chunks, kept, strict=True)],
+    )
 
 
 def _whole_chunks(scores: TokenScores, mask: Sequence[bool]) -> list[bool]:

@@ -16,6 +16,9 @@ from tasks.teachers.replies import Reply, Teacher
 Json = dict[str, Any]
 _NO_FAULT = ("no_answer", "no_solution")
 """Where a scripted teacher has nothing to say about a question: no fault of its."""
+_MOST_WORDS = 300
+"""Characters that are kept of why an answer cannot be read; it may quote all of it."""
+_MOST_SHOWN = 160
 
 
 @dataclass(slots=True)
@@ -98,7 +101,7 @@ def _read(ask: Ask, reply: Reply) -> Answer:
         try:
             answer.content = ask.read(reply.text)
         except Unreadable as e:
-            answer.failure = f"unreadable: {e}"
+            answer.failure = f"unreadable: {str(e)[:_MOST_WORDS]}"
     return answer
 
 
@@ -114,7 +117,7 @@ def _one_of(spec: EnsembleTeacher, ask: Ask, given: Mapping[str, Answer], desk: 
         if spec.combine == "best":
             assert desk.judge is not None, "the node hands in a judge where an ensemble keeps the best"
             judge = desk.judge
-            made.content = ensemble.best(contents, lambda c: judge(ask, c))
+            made.content = ensemble.best(spec.members, contents, spec.quorum, lambda c: judge(ask, c))
         else:
             made.content = ensemble.combined(ask.signal, spec.combine, spec.members, contents, spec.quorum)
     except Unreadable as e:
@@ -129,7 +132,9 @@ def _bear(name: str, spec: BlackBox, found: Sequence[Answer]) -> None:
     failed = sum(n for word, n in words.items() if word not in _NO_FAULT)
     if failed > spec.failure_share * len(found):
         told = ", ".join(f"{n} {word}" for word, n in words.most_common())
+        kept = "; an answer that cannot be read is kept as it is" if words["unreadable"] else ""
+        example = next(a.failure for a in found if a.failure and a.failure.partition(":")[0] not in _NO_FAULT)
         raise TeacherError(
-            f"teacher {name}: {failed} of {len(found)} questions failed ({told}), more than failure_share "
-            f"{spec.failure_share:g}; what was answered is kept. Run again to ask only for the others, or raise it"
+            f"teacher {name}: {failed} of {len(found)} questions failed ({told}; for example {example[:_MOST_SHOWN]}), more than failure_share "
+            f"{spec.failure_share:g}; what was answered is kept{kept}. Run again to ask only for the others, or raise it"
         )

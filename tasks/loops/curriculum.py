@@ -131,7 +131,7 @@ class CurriculumOrder:
         """Return plain data for a checkpoint."""
         return {
             "number": self._number,
-            "drawn": self._drawn,
+            "drawn": dict(self._drawn),
             "last": self._last,
             "tallies": {n: [t.successes, t.rollouts, t.known] for n, t in self._tallies.items()},
             "types": {n: [t.successes, t.rollouts, t.known] for n, t in self._types.items()},

@@ -17,6 +17,7 @@ from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.groups import group_stats
 from tasks.loops.lists import scored
 from tasks.loops.teacher_words import said
+from tasks.loops.updates import without_missing
 from tasks.teachers.reading import LABELS
 
 MAX_GAP = 0.1
@@ -58,6 +59,7 @@ def from_scores(
         blended, max_length=max_length, truncated="score", behaviour=True, advantages=stats.advantages
     )
     made.left_out.update(report.dropped)
+    _leave_out_missing(made, grpo)
     given = [scores[t.id] for t in kept]
     by_outcome = {o: [scores[t.id] for t in kept if t.success is o] for o in (True, False)}
     made.figures = {"score_mean": fmean(given) if given else 0.0, "teaching_groups": float(stats.teaching)}
@@ -93,6 +95,7 @@ def from_critiques(
         advantages=totals, turn_advantages=turns,
     )  # fmt: skip
     made.left_out.update(report.dropped)
+    _leave_out_missing(made, grpo)
     flat = [q for worth in labels.values() for q in worth]
     made.figures = {
         "critiques": float(len(labels)),
@@ -100,6 +103,12 @@ def from_critiques(
         "teaching_groups": float(stats.teaching),
     }
     return made
+
+
+def _leave_out_missing(made: Feedback, grpo: GRPO) -> None:
+    """Take out tokens without a sampler logprob: they have no ratio. TrainingError where they are too many."""
+    made.rows, missing = without_missing(made.rows, grpo.max_missing_logprobs, 0)
+    made.left_out["token_without_a_sampler_logprob"] += missing
 
 
 def _labels(signals: Iterable[TeacherSignal], left_out: Counter[str]) -> dict[str, list[float]]:

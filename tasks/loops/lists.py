@@ -11,10 +11,14 @@ from specs.ladder import Actions, Listwise, Rubric
 from specs.records import Problem, TeacherSignal, ToolCall, Trajectory
 from tasks.boundary import Failure, boundary
 from tasks.learning.algorithms.soft_label import target
+from tasks.learning.batching import Aggregation
 from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import Arena
 from tasks.loops.teacher_words import said
 from tasks.teachers.asking import empty
+
+MEAN: Aggregation = "sequence"
+"""How a step's rows become one number: with the weights of `weigh`, the mean over its lists."""
 
 
 @dataclass(slots=True)

@@ -129,9 +129,12 @@ def train_policy_gradient(
         if hooks.stop():
             _save(learner, report, stage, hooks, pace)
             raise Interrupted(f"stopped after step {step} of {spec.steps}; the same command goes on from there")
+        before = order.state() if isinstance(order, CurriculumOrder) else {}
         try:
             drawn, seconds = _rollouts(arena, stage, report, step, hooks)
         except Interrupted:
+            if isinstance(order, CurriculumOrder):
+                order.load_state(before)  # the step begins again, and draws the same
             _save(learner, report, stage, hooks, pace)
             raise
         _train(learner, stage, drawn, report, hooks, seconds)
@@ -202,7 +205,8 @@ def _train(
     left_out(report.dropped, dropped, done.dropped)
     report.draws.append(drawn.rounds)
     report.running_mean = stats.running_mean
-    report.flat_run = report.flat_run + 1 if stats.flat else 0
+    helped = done.updated and _taught_otherwise(spec, rows, extra, figures)
+    report.flat_run = report.flat_run + 1 if stats.flat and not helped else 0
     report.skipped_steps += not (done.updated or done.warm_up)
     report.rollouts += len(trajectories)
     report.policy_tokens += drawn.collected.policy_tokens
@@ -247,6 +251,12 @@ def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int
     rows, made = make([t for t in found if t.id in advantages], advantages=advantages, turn_advantages=turns or None)
     counted, _ = make([t for t in found if t.id in unmoved])
     return StepRows(rows, len({row.trajectory for row in counted})), made.dropped
+
+
+def _taught_otherwise(spec: PolicyGradientAlgorithm, rows: StepRows, extra: Extra, figures: dict[str, float]) -> bool:
+    """Return whether a step had anything to learn from beside the comparison of its fresh rollouts."""
+    gated = isinstance(spec, SelfTaught) and spec.form == "gated" and figures["privileged"] > 0
+    return spec.distill is not None or gated or bool(rows.also) or bool(extra.rows)
 
 
 def _extra(learner: Learner, stage: OnPolicy, drawn: StepRollouts, step: int) -> Extra:

@@ -199,7 +199,7 @@ def _order(compared: Iterable[tuple[float, float]]) -> Order:
 
 def require_order(order: Order, least: float, stage: str, what: str) -> None:
     """Raise TrainingError where a reward model is no better than it may be on what it never saw."""
-    if order.count == 0:
+    if order.count == 0 and least > 0:
         raise TrainingError(
             f"stage {stage}: no held-out problem has {what}, so nobody knows whether the reward model is right; "
             "draw more problems or raise held_out"

@@ -17,6 +17,18 @@ from tasks.tensors import Loss
 FIGURES = ("divergence", "teacher_gap", "teacher_mass", "policy_mass", "overlap", "bounded", "outside_band")
 
 
+def sentences(curve: Sequence[dict[str, float]]) -> list[str]:
+    """Return what a person should know of the teachers beside a reward: how much they left unsaid."""
+    given = [line["coverage"] for line in curve if "coverage" in line]
+    silent = 1 - sum(given) / len(given) if given else 0.0
+    if silent < 5e-4:
+        return []
+    return [
+        f"the teachers of distill said nothing about {100 * silent:.1f} % of the tokens, on which the reward alone counts; "
+        "a trajectory may be longer than they read, no rule of routing may send it to one, or texts do not line up"
+    ]
+
+
 @dataclass(slots=True)
 class Term:
     """A teacher beside the verifiers' reward: what it says about a step's rows, and how much that counts."""

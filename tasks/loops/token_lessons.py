@@ -14,6 +14,7 @@ from specs.records import Trajectory
 from tasks.learning.algorithms import loss_for
 from tasks.learning.grouping import Rewarded, by_group, scaled
 from tasks.learning.learner import Learner, StepReport
+from tasks.learning.open_teacher import OpenTeacher
 from tasks.learning.other_tokenizer import OtherTokenizerTeacher
 from tasks.learning.privileged import ShownTeacher
 from tasks.learning.rows import TrainingRow, rows_from
@@ -49,9 +50,16 @@ class Panel:
             if isinstance(teacher, ShownTeacher):
                 teacher.prepare(trajectories)
 
-    def heard(self, trajectory: Trajectory) -> list[float]:
-        """Return the weights, 0 for a teacher that has nothing to be shown about this trajectory."""
-        silent = [isinstance(t, ShownTeacher) and not t.can_say(trajectory) for t in self.teachers]
+    def heard(self, trajectory: Trajectory, tokens: int = 0) -> list[float]:
+        """Return the weights, 0 for a teacher that has nothing to be shown about this trajectory, or no room for a row.
+
+        `tokens`: of the row.
+        """
+        silent = [
+            (isinstance(t, ShownTeacher) and not t.can_say(trajectory))
+            or (isinstance(t, OpenTeacher) and tokens > t.max_length)
+            for t in self.teachers
+        ]
         return [0.0 if s else w for s, w in zip(silent, self.weights(trajectory), strict=True)]
 
     def over_vocabulary(self) -> list[VocabularyTeacher]:
@@ -154,7 +162,7 @@ def ask_and_weigh(
     """Give rows their teachers, these teachers' scores where single tokens are compared, and the weights of tokens."""
     panel.prepare(list(trajectories.values()))
     for row in rows:
-        row.teacher_weights = normalized(panel.heard(trajectories[row.trajectory]))
+        row.teacher_weights = normalized(panel.heard(trajectories[row.trajectory], len(row.ids)))
     if isinstance(spec.over, SampledTokens):
         ask(rows, panel.teachers, trajectories)
     return weigh(rows, spec, trajectories, by_trajectory=by_trajectory, factor=factor)

@@ -49,6 +49,8 @@ class RewardScorer:
     """Names its exact files."""
     held_out: dict[str, Any]
     """How often it was right on problems that it never saw."""
+    least_accuracy: float
+    """What its stage asked of it there."""
 
     @property
     def max_length(self) -> int:
@@ -96,4 +98,5 @@ def load_reward_model(folder: Path, device: str = "cpu") -> RewardScorer:
         template_digest=policy.template.digest,
         digest=f"{policy.digest[:12]}-{about['head'][:12]}",
         held_out=about["held_out"],
+        least_accuracy=about["least_accuracy"],
     )

@@ -54,9 +54,10 @@ class Ask:
 
     def messages(self, instruction: str) -> list[dict[str, str]]:
         """Return the conversation that asks it."""
+        shown = json.dumps(self.data(), ensure_ascii=False).replace("<", "\\u003c")
         return [
             {"role": "system", "content": instruction},
-            {"role": "user", "content": json.dumps(self.data(), ensure_ascii=False).replace("<", "\\u003c")},
+            {"role": "user", "content": shown.encode("utf-8", "backslashreplace").decode()},  # half characters
         ]
 
     def data(self) -> Json:
@@ -86,22 +87,28 @@ class Ask:
 
     def read(self, text: str) -> Json:
         """Return the content of an answer; Unreadable where the teacher did not say what was asked."""
-        first = self.candidates[0]
+        first, written = self.candidates[0], self._written()
         match self.signal:
             case "score":
-                return reading.scores(text, self.dimensions, self.scale) | self._marked()
+                return reading.scores(text, self.dimensions, self.scale, written) | self._marked()
             case "rank":
-                tiers = reading.order(text, self.names)["tiers"]
+                tiers = reading.order(text, self.names, written)["tiers"]
                 return {"tiers": [[self.candidates[i].id for i in tier] for tier in tiers]} | self._marked()
             case "critique":
-                return reading.critique(text, len(first.turns)) | self._marked()
+                return reading.critique(text, len(first.turns), written) | self._marked()
             case "sample":
-                return reading.correction(text, len(first.turns))
+                return reading.correction(text, len(first.turns), written)
             case "action":
                 calls = [call_data(c) for c in self.actions]
-                return reading.actions(text, self.names, self.scale) | {"candidates": calls}
+                return reading.actions(text, self.names, self.scale, written) | {"candidates": calls}
             case "logprobs":
                 raise Unreadable("logprobs are not had in words")
+
+    def _written(self) -> list[str]:
+        """Return the texts that a teacher may quote: the request, what the policy wrote, what tools replied."""
+        turns = [turn for t in self.candidates for turn in t.turns]
+        replies = [json.dumps(t.observation.data, ensure_ascii=False) for t in turns if t.observation is not None]
+        return [self.problem.text, *(t.text for t in turns), *replies]
 
     def _marked(self) -> Json:
         texts = [turn.text for t in self.candidates for turn in t.turns]

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 
 from specs.errors import Interrupted, TeacherError
-from specs.redaction import REFERENCE
 from specs.teachers import OpenAITeacher
 from tasks.teachers import http_replies
 from tasks.teachers.asks import Ask
@@ -22,11 +21,14 @@ from tasks.teachers.budget import Caps, dollars, prompt_tokens
 from tasks.teachers.http_replies import Read
 from tasks.teachers.ledger import OK, CallLedger, Returned
 from tasks.teachers.limits import Pace
+from tasks.teachers.reaching import Reach, reach
 from tasks.teachers.replies import Reply
 
 GRACE = 5.0
 """Seconds that requests in flight get to end when the node must stop."""
 _LOOK = 0.1
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.LocalProtocolError)
+"""After these nothing was sent, so nothing is paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +114,17 @@ class _Round:
         limits = httpx.Limits(max_connections=self.spec.limits.in_flight)
         timeout = httpx.Timeout(self.spec.limits.deadline_seconds)
         async with httpx.AsyncClient(
-            limits=limits, timeout=timeout, follow_redirects=False, trust_env=False
+            limits=limits, timeout=timeout, follow_redirects=False, trust_env=False, verify=_trust()
         ) as self.http:
             pending = {asyncio.create_task(self._one(i, k)) for i, k in enumerate(self.calls)}
             while pending:
                 done, pending = await asyncio.wait(pending, timeout=_LOOK, return_when=asyncio.FIRST_EXCEPTION)
                 for task in done:
                     task.result()
-                if self.ended is None and self.setting.stop():
-                    self.ended = Interrupted(f"teacher {self.client.name}: asked to stop; what was answered is kept")
+                if len(self.replies) < len(self.calls) and self.setting.stop():
+                    self.ended = self.ended or Interrupted(
+                        f"teacher {self.client.name}: asked to stop; what was answered is kept"
+                    )
                     pending = await self._give_up(pending)
         if self.ended is not None:
             raise self.ended
@@ -140,7 +144,8 @@ class _Round:
         async with self.pace.places:
             try:
                 if self.ended is None and await self._may_ask():
-                    self.replies[key] = await self._asked(key)
+                    known = self.setting.ledger.answer(key)  # another node may have asked it meanwhile
+                    self.replies[key] = await self._asked(key) if known is None else self.client._reply(key, known, 0)
                     total = self.known + len(self.calls)
                     self.setting.progress(self.known + len(self.replies), total, self._spent())
             except TeacherError as e:
@@ -199,18 +204,17 @@ class _Round:
 
     async def _send(self, key: str, attempt: int, budget: int, deadline: float) -> Returned:
         """Send one request: reserved and noted before, noted again when it has ended."""
-        messages = self.calls[key]
+        messages, to = self.calls[key], reach(self.client.name, self.spec, self.setting.environ)
         guess = prompt_tokens(messages)
         most = dollars(self.spec.price, guess, budget)
         call = self.setting.ledger.begin(key, attempt, self.client.name, self.setting.node, most, self.setting.caps)
         self.client.requests += 1
         began = self.setting.clock()
         lost = Returned("deadline", tokens_in=guess, tokens_out=budget, usd=most, counted=False)
-        status: int | None = None
         try:
             async with asyncio.timeout(max(0.01, deadline - began)):
-                status, read = await self._exchange(messages, budget)
-            how = self._priced(read, status, guess, budget)
+                status, read = await self._exchange(to, messages, budget)
+            how = replace(self._priced(read, guess, budget, free=status != 200), status=status)
         except TimeoutError:
             how = lost
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
@@ -220,40 +224,41 @@ class _Round:
                 f"mend teachers.{self.client.name}.base_url, or the variable that it names"
             ) from None
         except httpx.HTTPError as e:
-            how = self._priced(Read(_broken(e)), status, guess, budget)
+            how = self._priced(Read(_broken(e)), guess, budget, free=isinstance(e, _UNSENT))
         except asyncio.CancelledError:
             self.setting.ledger.end(key, call, Returned("stopped", usd=most, counted=False))
             raise
-        how = _timed(how, self.setting.clock() - began)
+        how = replace(how, seconds=round(self.setting.clock() - began, 3))
         self.client.usd += how.usd
         self.setting.ledger.end(key, call, how)
         if how.outcome == "fatal":
             raise TeacherError(self._fatal(how.status or 0, how.detail))
         return how
 
-    async def _exchange(self, messages: Sequence[Mapping[str, str]], budget: int) -> tuple[int, Read]:
+    async def _exchange(self, to: Reach, messages: Sequence[Mapping[str, str]], budget: int) -> tuple[int, Read]:
         assert self.http is not None, "a round is running"
-        address = _named(self.spec.base_url, self.setting.environ, f"teachers.{self.client.name}.base_url").rstrip("/")
-        headers, secret = {"Accept": "application/json"}, None
-        if self.spec.api_key is not None:
-            secret = _named(self.spec.api_key, self.setting.environ, f"teachers.{self.client.name}.api_key")
-            headers["Authorization"] = f"Bearer {secret}"
-        body = self._body(messages, budget)
-        async with self.http.stream("POST", f"{address}/chat/completions", json=body, headers=headers) as response:
+        address, body = f"{to.address}/chat/completions", self._body(messages, budget)
+        async with self.http.stream("POST", address, json=body, headers=to.headers) as response:
             good = response.status_code == 200
-            if wanted := http_replies.retry_after(response.headers.get("Retry-After")) if not good else 0.0:
-                self.pace.hold(wanted)
+            if not good:
+                told = response.headers
+                self.pace.hold(http_replies.retry_after(told.get("Retry-After"), told.get("Date")))
             data = bytearray()
-            async for part in response.aiter_bytes():
+            async for part in response.aiter_raw():
                 data += part
-                if len(data) > (http_replies.MOST_BYTES if good else http_replies.MOST_ERROR):
+                if http_replies.enough(data, good=good):
                     break
+        status, plain = (
+            response.status_code,
+            http_replies.unpacked(bytes(data), response.headers.get("Content-Encoding", "")),
+        )
         if not good:
-            return response.status_code, http_replies.refused(response.status_code, bytes(data), secret)
-        if len(data) > http_replies.MOST_BYTES:
-            return 200, Read("too_long")
+            return status, http_replies.refused(status, plain[: http_replies.MOST_ERROR], to.hide)
+        if max(len(data), len(plain)) > http_replies.MOST_BYTES:
+            return status, Read("too_long")
         streamed = self.spec.stream and "event-stream" in response.headers.get("Content-Type", "")
-        return 200, (http_replies.read_stream if streamed else http_replies.read_body)(bytes(data))
+        read = (http_replies.read_stream if streamed else http_replies.read_body)(plain)
+        return status, replace(read, text=to.hide(read.text, answer=True))
 
     def _body(self, messages: Sequence[Mapping[str, str]], budget: int) -> dict[str, Any]:
         spec = self.spec
@@ -268,21 +273,19 @@ class _Round:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
 
-    def _priced(self, read: Read, status: int | None, guess: int, budget: int) -> Returned:
+    def _priced(self, read: Read, guess: int, budget: int, *, free: bool) -> Returned:
         """Return the end of a request with its cost: the server's count, nothing for a refusal, else what may be."""
-        free = status is not None and status != 200
         counted = read.tokens_in is not None and read.tokens_out is not None
         tokens_in = (read.tokens_in or 0) if counted else 0 if free else guess
         tokens_out = (read.tokens_out or 0) if counted else 0 if free else budget
         usd = dollars(self.spec.price, tokens_in, tokens_out)
         text = read.text if read.outcome == OK else None
         return Returned(
-            read.outcome, text, read.finish, tokens_in, tokens_out, usd, counted or free, status=status,
-            detail=read.detail,
+            read.outcome, text, read.finish, tokens_in, tokens_out, usd, counted or free, detail=read.detail,
         )  # fmt: skip
 
     def _fatal(self, status: int, detail: str | None) -> str:
-        why = http_replies.FATAL[status] + (f": {detail}" if detail else "")
+        why = http_replies.FATAL.get(status, http_replies.ELSEWHERE) + (f": {detail}" if detail else "")
         name = self.client.name
         return (
             f"teacher {name}: the server answered {status}: {why} (model {self.spec.model!r}); check "
@@ -296,18 +299,6 @@ def _trust() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _named(text: str, environ: Mapping[str, str], where: str) -> str:
-    """Return text with its references replaced; the message names the variable and never a value."""
-    missing = [str(m[1]) for m in REFERENCE.finditer(text) if m[1] not in environ]
-    if missing:
-        raise TeacherError(f"{where}: the environment variable {missing[0]} is not set; set it and run again")
-    return REFERENCE.sub(lambda m: environ[m[1]], text)
-
-
 def _broken(error: httpx.HTTPError) -> str:
     """Return what a broken connection is: a reply that was cut, or none."""
     return "cut" if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) else "teacher_unavailable"
-
-
-def _timed(how: Returned, seconds: float) -> Returned:
-    return replace(how, seconds=round(seconds, 3))

@@ -17,18 +17,14 @@ Combine = Literal["vote", "weighted", "best"]
 Votes = Sequence[tuple[float, Json]]
 Judge = Callable[[Any, Json], float]
 """(question, correction) -> how good it is."""
+_ROUNDING = 1e-9
 
 
 def combined(
     signal: Signal, combine: Combine, weights: Mapping[str, float], contents: Mapping[str, Json | None], quorum: float
 ) -> Json:
     """Return the content of the members' contents. Unreadable below the quorum, or where they cannot agree."""
-    given = {name: c for name, c in contents.items() if c is not None}
-    weight = sum(weights[n] for n in given) / sum(weights.values())
-    if not given or weight < quorum:
-        raise Unreadable(
-            f"{len(given)} of {len(weights)} members answered ({weight:.0%} of the weight), quorum {quorum:g}"
-        )
+    given = _given(weights, contents, quorum)
     votes = [(1.0 if combine == "vote" else weights[n], c) for n, c in given.items()]
     made = _OF[signal](votes, combine)
     return (
@@ -36,14 +32,25 @@ def combined(
     )
 
 
-def best(contents: Mapping[str, Json | None], judge: Callable[[Json], float]) -> Json:
+def best(
+    weights: Mapping[str, float], contents: Mapping[str, Json | None], quorum: float, judge: Callable[[Json], float]
+) -> Json:
     """Return the answer that `judge` likes best, of several equally good ones the first by name."""
-    given = {name: c for name, c in sorted(contents.items()) if c is not None}
-    if not given:
-        raise Unreadable("no member answered")
+    given = _given(weights, dict(sorted(contents.items())), quorum)
     worth = {name: judge(c) for name, c in given.items()}
     name = max(given, key=lambda n: worth[n])
     return given[name] | {"members": [name], "worth": worth[name]}
+
+
+def _given(weights: Mapping[str, float], contents: Mapping[str, Json | None], quorum: float) -> dict[str, Json]:
+    """Return the answers that there are. Unreadable below the quorum."""
+    given = {name: c for name, c in contents.items() if c is not None}
+    weight = sum(weights[n] for n in given) / sum(weights.values())
+    if not given or weight < quorum - _ROUNDING:
+        raise Unreadable(
+            f"{len(given)} of {len(weights)} members answered ({weight:.0%} of the weight), quorum {quorum:g}"
+        )
+    return given
 
 
 def _middle(values: Sequence[tuple[float, float]], combine: Combine) -> float:
@@ -77,7 +84,7 @@ def _critique(votes: Votes, combine: Combine) -> Json:
     turns: list[Json] = []
     for number in range(len(votes[0][1]["turns"])):
         said = [(w, c["turns"][number]) for w, c in votes]
-        label = _voted([(w, t["label"]) for w, t in said])
+        label = _label([(w, t["label"]) for w, t in said])
         fixes = [(w, t["correction"]) for w, t in said if t["label"] == label and t["correction"] is not None]
         turns.append({"turn": number, "label": label, "correction": _call(fixes)})
     errors = [t for t in turns if t["label"] == "first_error"]
@@ -85,6 +92,13 @@ def _critique(votes: Votes, combine: Combine) -> Json:
         later["label"] = "bad"
     assert all(t["label"] in LABELS for t in turns), "labels come from a reader that knows them"
     return {"turns": turns}
+
+
+def _label(votes: Sequence[tuple[float, str]]) -> str:
+    """Return the label with most votes; where as many say the contrary, nothing was said."""
+    weight = {label: sum(w for w, v in votes if v == label) for _, label in votes}
+    winners = [label for label in sorted(weight) if weight[label] >= max(weight.values()) - _ROUNDING]
+    return winners[0] if len({LABELS[label] for label in winners}) == 1 else "neutral"
 
 
 def _action(votes: Votes, combine: Combine) -> Json:

@@ -5,7 +5,10 @@ A reply that is empty, cut or refused is no answer, whatever its status says.
 
 import email.utils
 import json
+import re
 import time
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,6 +21,8 @@ MOST_ERROR = 64 << 10
 """Bytes of a refusal that are read."""
 MOST_WORDS = 300
 """Characters of a server's words that are told."""
+MOST_TOKENS = 10**9
+"""A reply that is said to have more was not counted."""
 RETRIED = frozenset((
     "teacher_unavailable", "rate_limited", "not_json", "error_body", "no_choices", "cut", "empty", "empty_length",
     "cut_length", "too_long",
@@ -35,7 +40,16 @@ FATAL = {
     403: "it is not allowed",
     404: "there is no such model",
 }
-"""Statuses after which no other question would be answered either."""
+"""Statuses after which no other question would be answered either; one that points elsewhere is another."""
+ELSEWHERE = "it points to another address, and nothing is sent there"
+_FILTERED = frozenset(("content_filter", "safety", "prohibited_content", "recitation"))
+_LENGTH = frozenset(("length", "max_tokens", "model_length"))
+_BROKEN_OFF = frozenset(("abort", "aborted", "cancelled", "error", "insufficient_system_resource", "timeout"))
+"""How providers call the end of a reply that was filtered, cut for length, or given up."""
+_WORD = 40
+_TAIL = 32
+_LINES = re.compile(r"\r\n|\n|\r")
+"""Between the lines of a stream; a text may hold other breaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +64,66 @@ class Read:
     detail: str | None = None
 
 
-def refused(status: int, body: bytes, secret: str | None) -> Read:
-    """Return what a status other than 200 says, with the start of the server's words and never the key."""
+def enough(data: bytearray, *, good: bool) -> bool:
+    """Return whether no more needs to be read: it is too long, or a stream has ended though its connection stays."""
+    if len(data) > (MOST_BYTES if good else MOST_ERROR):
+        return True
+    return data.startswith(b"data:") and data[-_TAIL:].rstrip().endswith(b"\ndata: [DONE]")
+
+
+def unpacked(data: bytes, encoding: str) -> bytes:
+    """Return a body as it was before it was packed, no more than is looked at; nothing where it cannot be."""
+    match encoding.strip().lower():
+        case "" | "identity":
+            return data
+        case "gzip" | "x-gzip":
+            try:
+                return zlib.decompressobj(wbits=31).decompress(data, MOST_BYTES + 1)
+            except zlib.error:
+                return b""
+        case _:
+            return b""
+
+
+def refused(status: int, body: bytes, hide: Callable[[str], str | None]) -> Read:
+    """Return what a status other than 200 says, with the start of the server's words and never a secret."""
     text = body.decode("utf-8", "replace")
     try:
-        told = _map(_map(json.loads(text)).get("error")).get("message")
+        told = _map(_map(_loads(text)).get("error")).get("message")
     except ValueError:
         told = None
-    words = " ".join(str(told or "").split())
-    if secret:
-        words = words.replace(secret, "(not shown)")
+    words = hide(" ".join(str(told or "").split())) or ""
     return Read(of_status(status), detail=words[:MOST_WORDS] or None)
 
 
 def of_status(status: int) -> str:
     """Return what a status other than 200 means: `fatal`, a failure that is tried again, or `bad_request`."""
-    if status in FATAL:
+    if status in FATAL or 300 <= status < 400:
         return "fatal"
     if status == 429:
         return "rate_limited"
     return "teacher_unavailable" if status >= 500 or status in (408, 409, 425) or status < 400 else "bad_request"
 
 
-def retry_after(value: str | None) -> float:
-    """Return the seconds that a Retry-After header asks for; 0 where it asks for none that can be read."""
+def retry_after(value: str | None, date: str | None) -> float:
+    """Return the seconds that a Retry-After header asks for; 0 where it asks for none that can be read.
+
+    A moment is told by the server's clock, so it is compared with the reply's own `date` where there is one.
+    """
     if not value:
         return 0.0
     try:
         return max(0.0, float(value))
     except ValueError:
-        pass
+        moment, now = _moment(value), _moment(date or "")
+        return 0.0 if moment is None else max(0.0, moment - (time.time() if now is None else now))
+
+
+def _moment(text: str) -> float | None:
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return 0.0
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
 
 
 def read_body(body: bytes) -> Read:
@@ -99,7 +139,7 @@ def read_stream(body: bytes) -> Read:
     """Return what a streamed reply says; one without its end marker was cut."""
     text: list[str] = []
     refused, finish, usage, ended, seen = False, None, None, False, False
-    for line in body.decode("utf-8", "replace").splitlines():
+    for line in _lines(body):
         if not line.startswith("data:"):
             continue
         said = line[5:].strip()
@@ -107,7 +147,7 @@ def read_stream(body: bytes) -> Read:
             ended = True
             break
         try:
-            event = _map(json.loads(said))
+            event = _map(_loads(said))
         except ValueError:
             return Read("cut" if seen else "not_json")
         seen = True
@@ -116,14 +156,18 @@ def read_stream(body: bytes) -> Read:
         usage = event.get("usage") or usage
         for choice in _list(event.get("choices"))[:1]:
             delta = _map(_map(choice).get("delta"))
-            text.append(str(delta.get("content") or ""))
+            text.append(part if isinstance(part := delta.get("content"), str) else "")
             refused = refused or bool(delta.get("refusal"))
             finish = _map(choice).get("finish_reason") or finish
     if not seen:
         return Read("no_choices" if ended else "not_json")
     if not ended or finish is None:
         return Read("cut", finish=None, **_tokens(usage))
-    message = {"content": "".join(text), "refusal": "refused" if refused else None}
+    try:  # halves of a character that came in two parts are one; half a character alone is none
+        said = "".join(text).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        return Read("not_json", **_tokens(usage))
+    message = {"content": said, "refusal": "refused" if refused else None}
     return _read({"choices": [{"message": message, "finish_reason": finish}], "usage": usage}, needs_end=True)
 
 
@@ -144,16 +188,19 @@ def _read(data: Any, *, needs_end: bool) -> Read:
 
 
 def _outcome(finish: Any, text: Any, message: dict[str, Any], *, needs_end: bool) -> str:
-    if finish == "content_filter":
+    word = finish.lower() if isinstance(finish, str) else None
+    if word in _FILTERED:
         return "content_filter"
     if message.get("refusal"):
         return "refused"
     blank = not isinstance(text, str) or not text.strip()
-    if finish == "length":
+    if word in _LENGTH:
         return "empty_length" if blank else "cut_length"
+    if word in _BROKEN_OFF:
+        return "cut"
     if blank:
         return "empty"
-    return "cut" if needs_end and not isinstance(finish, str) else OK
+    return "cut" if needs_end and word is None else OK
 
 
 def _kept(text: Any) -> str | None:
@@ -161,7 +208,7 @@ def _kept(text: Any) -> str | None:
 
 
 def _word(finish: Any) -> str | None:
-    return finish if isinstance(finish, str) else None
+    return finish[:_WORD] if isinstance(finish, str) else None
 
 
 def _tokens(usage: Any) -> dict[str, Any]:
@@ -169,8 +216,24 @@ def _tokens(usage: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for ours, theirs in (("tokens_in", "prompt_tokens"), ("tokens_out", "completion_tokens")):
         value = data.get(theirs)
-        found[ours] = value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+        sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+        found[ours] = value if sound else None
     return found
+
+
+def _lines(body: bytes) -> list[str]:
+    try:
+        return _LINES.split(body.decode("utf-8"))
+    except UnicodeDecodeError:
+        return []
+
+
+def _loads(text: str) -> Any:
+    """Return the value of a JSON text. ValueError for anything that is none, nesting without end too."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def _map(value: Any) -> dict[str, Any]:

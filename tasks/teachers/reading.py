@@ -1,7 +1,8 @@
 """From a teacher's reply to the fields that were asked for. What cannot be read is an abstention, never a score.
 
 A reply must hold one JSON object with the wanted fields, alone, in a fence or among words. Two of them contradict each
-other, and a candidate that is quoted may hold one as well: then the teacher has not said anything.
+other, a broken one beside a whole one as well, and a candidate that is quoted may hold one: then the teacher has not
+said anything.
 """
 
 import json
@@ -15,6 +16,7 @@ LABELS = {"good": 1.0, "neutral": 0.0, "bad": -1.0, "first_error": -1.0}
 """What a turn may be called, and what that is worth (formula sheet 8.4)."""
 _BROKEN = 100
 """Pieces that look like JSON and are none, from which a reply is not read further."""
+_FENCES = re.compile(r"\s*(?:```\w*)?\s*(?:```)?\s*")
 _OF = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\s*$")
 _MARKS = re.compile(r"\"?(?:score|order|rating|verdict)\"?\s*[:=]|\[\[|\bsystem\s*:", re.IGNORECASE)
 
@@ -23,10 +25,31 @@ class Unreadable(ValueError):  # noqa: N818 - to abstain is no mistake
     """The reply cannot be read: the teacher abstains."""
 
 
-def the_object(text: str, wanted: Sequence[str]) -> dict[str, Any]:
-    """Return the only JSON object in a reply that has one of the wanted fields."""
+def the_object(text: str, wanted: Sequence[str], written: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the only JSON object in a reply that has one of the wanted fields.
+
+    Among other words it must not be one that stands in `written`, which is what the teacher was shown.
+    """
+    found, rest = _objects(text, wanted)
+    if not found:
+        raise Unreadable(f"no JSON object with {' or '.join(wanted)}")
+    if len(found) > 1:
+        raise Unreadable(f"{len(found)} JSON objects with {' or '.join(wanted)}: which one counts is not said")
+    if re.search(rf"[\"'](?:{'|'.join(wanted)})\\?[\"']\s*:", rest):
+        raise Unreadable(f"a broken JSON object with {' or '.join(wanted)} beside the whole one")
+    if not _FENCES.fullmatch(rest) and any(_squeezed(found[0]) in _squeezed(w) for w in written):
+        raise Unreadable("the JSON object stands in what the teacher was shown: whether it means it is not said")
+    try:
+        return parse(found[0])
+    except ValueError as e:
+        raise Unreadable(f"its JSON is not strict: {e}") from None
+
+
+def _objects(text: str, wanted: Sequence[str]) -> tuple[list[str], str]:
+    """Return the JSON objects that have one of the wanted fields, and what stands outside all JSON objects."""
     found: list[str] = []
-    decoder, broken = json.JSONDecoder(), 0
+    outside: list[str] = []
+    decoder, broken, last = json.JSONDecoder(), 0, 0
     at = text.find("{")
     while at >= 0:
         try:
@@ -38,15 +61,13 @@ def the_object(text: str, wanted: Sequence[str]) -> dict[str, Any]:
             continue
         if isinstance(value, dict) and any(w in value for w in wanted):
             found.append(text[at:end])
-        at = text.find("{", end)
-    if not found:
-        raise Unreadable(f"no JSON object with {' or '.join(wanted)}")
-    if len(found) > 1:
-        raise Unreadable(f"{len(found)} JSON objects with {' or '.join(wanted)}: which one counts is not said")
-    try:
-        return parse(found[0])
-    except ValueError as e:
-        raise Unreadable(f"its JSON is not strict: {e}") from None
+        outside.append(text[last:at])
+        at, last = text.find("{", end), end
+    return found, "".join([*outside, text[last:]])
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 def share(value: Any, scale: float, what: str) -> float:
@@ -62,9 +83,9 @@ def share(value: Any, scale: float, what: str) -> float:
     return value / scale
 
 
-def scores(text: str, dimensions: Sequence[str], scale: float) -> dict[str, Any]:
+def scores(text: str, dimensions: Sequence[str], scale: float, written: Sequence[str] = ()) -> dict[str, Any]:
     """Return the score of each dimension, and their plain mean."""
-    given = the_object(text, ["score"])["score"]
+    given = the_object(text, ["score"], written)["score"]
     if not isinstance(given, Mapping):
         if len(dimensions) > 1:
             raise Unreadable(f"score is {given!r}, expected one for each of {', '.join(dimensions)}")
@@ -76,9 +97,9 @@ def scores(text: str, dimensions: Sequence[str], scale: float) -> dict[str, Any]
     return {"score": sum(found.values()) / len(found), "dimensions": found}
 
 
-def order(text: str, names: Sequence[str]) -> dict[str, Any]:
+def order(text: str, names: Sequence[str], written: Sequence[str] = ()) -> dict[str, Any]:
     """Return tiers of indices, best first; a list within the list is a tie."""
-    given = the_object(text, ["order"])["order"]
+    given = the_object(text, ["order"], written)["order"]
     if not isinstance(given, list) or not given:
         raise Unreadable(f"order is {given!r}, expected a list of {', '.join(names)}")
     tiers = [entry if isinstance(entry, list) else [entry] for entry in given]
@@ -94,9 +115,9 @@ def order(text: str, names: Sequence[str]) -> dict[str, Any]:
     return {"tiers": [[names.index(n) for n in tier] for tier in tiers if tier]}
 
 
-def critique(text: str, turns: int) -> dict[str, Any]:
+def critique(text: str, turns: int, written: Sequence[str] = ()) -> dict[str, Any]:
     """Return a label for each turn, and the corrections that were named."""
-    given = the_object(text, ["turns"])["turns"]
+    given = the_object(text, ["turns"], written)["turns"]
     if not isinstance(given, list) or len(given) != turns:
         raise Unreadable(f"turns holds {len(given) if isinstance(given, list) else given!r}, expected {turns} entries")
     found: list[dict[str, Any]] = []
@@ -104,7 +125,7 @@ def critique(text: str, turns: int) -> dict[str, Any]:
         if not isinstance(entry, dict) or entry.get("turn") != number + 1:
             raise Unreadable(f"entry {number + 1} of turns is not about turn {number + 1}")
         label = entry.get("label")
-        if label not in LABELS:
+        if not isinstance(label, str) or label not in LABELS:
             raise Unreadable(f"turn {number + 1} is called {label!r}, expected {', '.join(LABELS)}")
         found.append(
             {"turn": number, "label": label, "correction": _call(entry.get("correction"), f"turn {number + 1}")}
@@ -114,9 +135,9 @@ def critique(text: str, turns: int) -> dict[str, Any]:
     return {"turns": found}
 
 
-def correction(text: str, turns: int) -> dict[str, Any]:
+def correction(text: str, turns: int, written: Sequence[str] = ()) -> dict[str, Any]:
     """Return how many turns stay and which calls follow them."""
-    data = the_object(text, ["calls"])
+    data = the_object(text, ["calls"], written)
     keep, calls = data.get("keep"), data["calls"]
     if isinstance(keep, bool) or not isinstance(keep, int) or not 0 <= keep <= turns:
         raise Unreadable(f"keep is {keep!r}, expected a number of turns from 0 to {turns}")
@@ -128,9 +149,9 @@ def correction(text: str, turns: int) -> dict[str, Any]:
     return {"keep": keep, "calls": found}
 
 
-def actions(text: str, names: Sequence[str], scale: float) -> dict[str, Any]:
+def actions(text: str, names: Sequence[str], scale: float, written: Sequence[str] = ()) -> dict[str, Any]:
     """Return a score for each candidate call, and the call that the teacher would make."""
-    data = the_object(text, ["score", "best"])
+    data = the_object(text, ["score", "best"], written)
     given = data.get("score", {})
     if not isinstance(given, dict) or set(given) != set(names):
         raise Unreadable(

@@ -62,14 +62,23 @@ def route(problems: Sequence[Problem], routing: Sequence[Route], draw: Callable[
         else:
             weights = weights_of(rule.route, problem.type, tally)
             found.teacher[problem.id] = drawn(weights, draw(problem.id))
+    _none_refused(refused, len(problems))
+    return found
+
+
+def require_teachers(problems: Sequence[Problem], rules: Sequence[Rule]) -> None:
+    """Raise TeacherError with every problem that the last rule rejects."""
+    _none_refused([p for p in problems if rule_for(p, rules).route.reject], len(problems))
+
+
+def _none_refused(refused: Sequence[Problem], count: int) -> None:
     if refused:
         named = ", ".join(f"{p.id} ({p.type})" for p in refused[:_NAMED])
         more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
         raise TeacherError(
-            f"routing: no rule is for {len(refused)} of {len(problems)} problems: {named}{more}; nothing was asked. "
+            f"routing: no rule is for {len(refused)} of {count} problems: {named}{more}; nothing was asked. "
             "Write a rule whose `when` holds for them, or give the last rule teachers instead of reject"
         )
-    return found
 
 
 def weights_of(rule: Route, kind: str, tally: Tally) -> dict[str, float]:
@@ -81,9 +90,18 @@ def weights_of(rule: Route, kind: str, tally: Tally) -> dict[str, float]:
     shares = {n: w / total for n, w in weights.items()}
     if rule.history is None:
         return shares
-    least = min(rule.history.least, 1 / len(shares))
-    raised = {n: max(s, least) for n, s in shares.items()}
-    return {n: s / sum(raised.values()) for n, s in raised.items()}
+    return _at_least(shares, min(rule.history.least, 1 / len(shares)))
+
+
+def _at_least(shares: Mapping[str, float], least: float) -> dict[str, float]:
+    """Return the shares with none below `least`: what the small ones are given, the others give by their size."""
+    found = dict(shares)
+    low: set[str] = set()
+    while fresh := {n for n, s in found.items() if n not in low and s < least}:
+        low |= fresh
+        rest = sum(s for n, s in shares.items() if n not in low)
+        found = {n: least if n in low else s / rest * (1 - least * len(low)) for n, s in shares.items()}
+    return found
 
 
 def _record(teacher: str, kind: str, tally: Tally, spec: HistoryWeights) -> float:

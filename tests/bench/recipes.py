@@ -3,7 +3,7 @@
     python -m tests.bench.recipes [NAME ...] [--seeds 3] [--home DIR] [--dry]
 
 Recipes share a home, so that their common start policy is trained once per seed. A run that is all reused keeps the
-seconds that were taken when it was made. Processor seconds are those of all nodes together; they say the same on a
+seconds that were taken when it was made; one that reuses some nodes counts what it ran. Processor seconds are those of all nodes together; they say the same on a
 machine that others use meanwhile. `--dry` prints the tables and leaves the page alone.
 """
 
@@ -54,10 +54,9 @@ def _keys(told: dict[str, Any]) -> list[str]:
     return sorted({n["run_key"] for n in told["nodes"] if n["run_key"] and n["status"] != "left out"})
 
 
-def _taken(home: Path, name: str, told: dict[str, Any], wall: float, cpu: float) -> tuple[float, float]:
+def _taken(home: Path, name: str, keys: list[str], wall: float, cpu: float) -> tuple[float, float]:
     """Return wall and processor seconds; those of the first time where the nodes were reused."""
     path = home / "seconds" / f"{name}.json"
-    keys = _keys(told)
     if (kept := _kept(path, keys)) is not None:
         return kept["wall"], kept["cpu"]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,9 +70,9 @@ def run(path: Path, seed: int, home: Path, parallel: int) -> Result:
     asked = (str(path), "--set", f"seed={seed}", "--set", f"run.parallel={parallel}")
     wall, cpu, _, told = _timed(home, *asked, "--until", program.stages[0].id)
     first = next(n for n in told["nodes"] if n["node"] == program.stages[0].id)
-    start_wall, start_cpu = _taken(home, f"start-{str(first['run_key'])[:32]}", told, wall, cpu)
+    start_wall, start_cpu = _taken(home, f"start-{str(first['run_key'])[:32]}", [first["run_key"]], wall, cpu)
     wall, cpu, code, told = _timed(home, *asked)
-    rest_wall, rest_cpu = _taken(home, f"{path.stem}-{seed}", told, wall, cpu)
+    rest_wall, rest_cpu = _taken(home, f"{path.stem}-{seed}", _keys(told), wall, cpu)
     return Result(
         recipe=path.stem,
         seed=seed,

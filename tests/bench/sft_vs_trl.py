@@ -16,7 +16,7 @@ from tasks.loops.batches import batch_plan
 from tests.bench.common import report
 from tests.bench.peer import arguments, function_calls, in_turns, ratio, saved
 
-MICRO_BATCH = 8192
+MICRO_BATCH = {"tiny": 8192, "smollm2": 1024}
 """Padded tokens of the product's forward passes (`run.micro_batch_tokens`)."""
 BOUNDS = {"tiny": 1.2, "smollm2": 2.0}
 ROWS = {"tiny": 32, "smollm2": 16}
@@ -46,7 +46,7 @@ def measure(name: str, options: Any) -> dict[str, Any]:
         rows = _uneven(steps * ROWS[name]) if name == "tiny" else function_calls(policy, steps * ROWS[name])
         plan = batch_plan([len(p) + len(c) for p, c in rows], SupervisedBatch(rows=ROWS[name]), 1.0, seed=0)
         setting = {
-            "what": "sft", "folder": folder, "threads": options.threads, "precision": options.precision, "warm": warm, "micro_batch_tokens": MICRO_BATCH,
+            "what": "sft", "folder": folder, "threads": options.threads, "precision": options.precision, "warm": warm, "micro_batch_tokens": MICRO_BATCH[name],
             "learning_rate": RATES[name], "end": policy.tokenizer.decode([policy.template.stop_ids[0]]),
             "steps": [[rows[i] for i in step] for step in plan if len(step) == ROWS[name]],
         }  # fmt: skip

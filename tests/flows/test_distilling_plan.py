@@ -4,13 +4,15 @@ import json
 
 import pytest
 
+from flows.compile import compile
 from flows.describe import effective_loss
 from flows.losses_of_opd import teacher_term
+from flows.resolution import wanted_aliases
 from flows.smoke import smoke
 from specs.distillation import OPD, FullVocabulary, SampledTokens, StateWeights, TeacherTerm, TopTokens
 from specs.errors import ProgramError
 from specs.group_relative import GRPO
-from tests.flows.programs import SMALL, changed, moved, nodes, plan, program
+from tests.flows.programs import SMALL, changed, moved, nodes, plan, program, resolution
 
 PUPIL = {"id": "pupil", "from": "teach", "algorithm": {"type": "opd", "steps": 4}, "data": ["train"]}
 TAUGHT = changed(
@@ -51,6 +53,34 @@ def test_a_teacher_that_does_not_come_before_is_refused():
         plan(data)
     with pytest.raises(ProgramError, match="nothing was promoted yet"):
         plan(changed(TAUGHT, "teachers.old.of", "champion"))
+
+
+def test_a_promoted_policy_teaches():
+    data = changed(TAUGHT, "teachers.old.of", "previous")
+    assert set(wanted_aliases(program(data))) == {"champion", "previous"}
+    alias = {"version": 1, "digest": "d", "folder": "versions/1"}
+    made = compile(program(data), resolution(aliases={"previous": alias}))
+    assert nodes(made)["pupil"].inputs["teacher.old"] == "policy.previous"
+
+
+SHAPE = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128, "vocab": 512}
+
+
+def with_checkpoint(model="a", digest="1", **more):
+    data = changed(TAUGHT, "teachers", {"big": {"kind": "model", "model": model, **more}})
+    found = resolution(teachers={"big": {"digest": digest, "path": f"/{model}", "shape": SHAPE}})
+    return compile(program(data), found)
+
+
+def test_where_a_teacher_lies_moves_no_key_and_its_digest_moves_what_learns_from_it():
+    before = with_checkpoint()
+    assert moved(before, with_checkpoint("b", revision="1")) == set()
+    gone = moved(before, with_checkpoint(digest="2"))
+    assert gone == set(before.downstream("teacher.big"))
+    assert nodes(before)["pupil"].params["teachers"]["big"]["shape"] == SHAPE
+    longer = moved(before, with_checkpoint(max_length=512))
+    assert {"teacher.big", "pupil"} <= longer
+    assert "teach" not in longer
 
 
 def test_a_teacher_stands_beside_a_policy_gradient():

@@ -301,6 +301,9 @@ def test_what_a_person_confirmed_trains_and_what_was_dismissed_does_not(at: At, 
     assert "1 cases of earlier rounds were confirmed by a person since" in flywheel.attribute(again).notes
     cases = {c["id"]: c for c in read_rows(again.out / "cases.jsonl")}
     assert len(cases) == len(found) + 1
+    later = attributed(tmp_path / "later", at, round=2)
+    later.inputs["answered"] = told.out
+    assert not [n for n in flywheel.attribute(later).notes if "by a person since" in n]
     assert cases[suspected.id]["confirmed_by"] == "Ada"
     assert (cases[wrong.id]["status"], cases[wrong.id]["cause"]) == ("suspected", "verifier")
     remedy = remedied(tmp_path, at | {"cases": again.out}, remedies={"error_recovery": Repair(do="repair", quota=900)})

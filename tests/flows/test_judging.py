@@ -268,7 +268,8 @@ def test_words_become_folders(state: State, tmp_path: Path):
         (lambda s: lookup.policy_folder(s, "champion"), "registry has no champion"),
         (lambda s: lookup.policy_folder(s, "rl", "other"), "not run here yet"),
         (lambda s: lookup.record_of(s, "desc"), "did you mean desk"),
-        (lambda s: lookup.evaluations(s, "desk/rm"), "no evaluation"),
+        (lambda s: lookup.evaluations(s, "desk/rm"), "it has no evaluation"),
+        (lambda s: lookup.evaluations(s, "desk/init"), r"no evaluation asked init \(evaluated: rl\)"),
     ],
 )
 def test_words_that_name_nothing_are_answered_with_near_ones(state: State, ask: Callable[[State], Any], found: str):

@@ -353,6 +353,8 @@ def test_plan_compares_with_a_saved_plan_and_with_a_file(file: Path, capsys: pyt
 
 
 def test_why_follows_a_change_to_where_it_began(file: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["why", str(file), "rl"]) == 0
+    assert "no earlier run of the program is known here" in capsys.readouterr().out
     state = state_in(file.parent / "home")
     assert main(["plan", str(file), "--save", "p.json"]) == 0
     made = plans.load(Path("p.json"))

@@ -70,7 +70,9 @@ def test_a_program_is_resolved_to_the_newest_version_and_keeps_it_until_refresh(
 def test_a_flywheel_is_resolved_to_what_was_held_back_and_trained_whatever_its_data_sets(tmp_path: Path) -> None:
     state = State(tmp_path)
     state.prepare()
-    made = {name: publish(tmp_path, "small", name, ROWS, {}).resolved() for name in ("answered", "regression", "trained")}
+    made = {
+        name: publish(tmp_path, "small", name, ROWS, {}).resolved() for name in ("answered", "regression", "trained")
+    }
     data = changed(SMALL, "flywheel", WHEEL)
     assert resolve(program(data), state_view=state, environ={}).pools == made
     found = nodes(plan(data, pools=made))

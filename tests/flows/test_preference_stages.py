@@ -195,3 +195,19 @@ def test_where_the_policy_never_succeeds_the_solution_of_the_pool_is_chosen(base
         train_node(tmp_path, at, made.out, DPO(type="dpo", pairing=Pairing(at_least=4), optimizer=FAST))
     )
     assert done.metrics["pairs"] == len(pairs)
+
+
+def test_a_solution_of_the_pool_is_wanted_where_trajectories_stand_alone(base, tmp_path):
+    _, at = base
+    pool = tmp_path / "pool"
+    shutil.copytree(at["data.demos"], pool)
+    (pool / "summary.json").write_text('{"records": 160}')
+    alone = Pairing(samples=2, problems=160, choose="alone", at_least=4)
+    params = JUDGED | {"data": {"pairs": None}, "of_round": ["pairs"], "pairing": alone}
+    made = node(tmp_path, "pairs", {"policy": at["taught"], "data.pairs": pool}, params)
+    told = preference.pairs(made)
+    wanted = {line["trajectory"] for line in read_rows(made.out / "labels.jsonl") if line["wanted"]}
+    solutions = {t.id for t in read_shards(made.out / "trajectories") if t.origin.startswith("demonstration/")}
+    assert solutions
+    assert solutions <= wanted
+    assert any("solutions of the pool" in line for line in told.notes)

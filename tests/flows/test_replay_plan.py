@@ -37,6 +37,11 @@ def test_neither_moves_the_preflight_and_both_count_in_the_estimate():
     assert a.rollouts == b.rollouts
 
 
+def test_the_smallest_form_cuts_rewards_where_a_group_of_two_has_any():
+    small = smoke(program(with_grpo(clip_rewards=2.0))).stages[2].algorithm.model_dump()
+    assert (small["group_size"], small["clip_rewards"]) == (2, 0.5)
+
+
 def test_the_loss_says_what_trains_beside_and_what_comes_up():
     _, words = effective_loss(
         policy_gradient_from(

@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from specs.optimizer import Optimizer
 from specs.policy import LoRA
 from specs.preference import Pairing
 from specs.reward_models import RewardModel, TurnLabels
-from tasks.episodes.shards import read_shards
+from specs.verifiers import RewardModelVerifier
+from tasks.episodes.shards import read_shards, write_shards
+from tasks.evidence.verifiers.reward_model import LearntVerifier
 from tasks.policy.reward_model import load_reward_model
 from tests.flows.programs import SMALL, changed, moved, nodes, plan
 from tests.flows.small_desk import DESK
@@ -147,6 +150,26 @@ REWARD = ("stages:\n", "reward: {outcome: {order_state: 1.0}, soft: {taste: 0.2}
 ONCE = ("    from: teach\n    from: teach\n", "    from: teach\n")
 
 
+@pytest.mark.parametrize("learns", ["pairs", "turns"])
+def test_without_rows_it_stops_unless_nothing_is_asked(base, tmp_path, learns):
+    _, at = base
+    empty = tmp_path / learns
+    empty.mkdir()
+    write_shards(empty / "trajectories", [])
+    (empty / ("pairs.jsonl" if learns == "pairs" else "labels.jsonl")).touch()
+    none: dict[str, Any] = {"pairing": Pairing(samples=6, at_least=0), "turns": TurnLabels(at_least=0)}
+    name = "pairing" if learns == "pairs" else "turns"
+    rolled = {learns: empty}, None
+    with pytest.raises(TrainingError, match=r"no trajectory is left to train on \(none held out\)"):
+        reward_models.train(train_node(tmp_path / "asks", at, rolled, RewardModel(type="reward_model", learns=learns)))
+    spec = RewardModel(type="reward_model", learns=learns, least_accuracy=0.0, **{name: none[name]})
+    made = train_node(tmp_path / "any", at, rolled, spec)
+    assert "gives every trajectory the same number" in reward_models.train(made).notes[0]
+    judge = LearntVerifier("taste", RewardModelVerifier(kind="reward_model", stage="rm"), made.out / "reward")
+    assert judge.failures() == []
+    assert load_reward_model(made.out / "reward").numbers([1, 2, 3], [2, 3]) == [0.0, 0.0]
+
+
 def test_a_program_with_a_reward_model_loads(tmp_path):
     loaded = load(tmp_path, VERIFIER, REWARD, STAGE, ONCE)
     assert not loaded.warnings
@@ -156,6 +179,7 @@ def test_a_program_with_a_reward_model_loads(tmp_path):
 def test_its_smallest_form_sets_nothing_that_is_not_read(tmp_path, learns):
     stage = (STAGE[0], STAGE[1].replace("reward_model}", f"reward_model, learns: {learns}}}"))
     small = smoke(load(tmp_path, VERIFIER, REWARD, stage, ONCE).program).stages[1].algorithm
+    assert isinstance(small, RewardModel)
     assert (small.pairing.samples, small.turns.samples) == ((4, 8) if learns == "pairs" else (8, 4))
 
 

@@ -4,10 +4,11 @@ import pytest
 from pydantic import ValidationError
 
 from flows.describe import effective_loss
+from flows.smoke import smoke
 from specs.errors import ProgramError
 from specs.self_teaching import RLSD, Gated, Privileged, Redistribute, SelfDistilled, SelfEvolve, SuccessDistill
 from specs.short_opd import ByConfidence, ByRepetition, Segments, ShortOPD, Tokens
-from tests.flows.programs import SMALL, changed, nodes, plan
+from tests.flows.programs import SMALL, changed, nodes, plan, program
 
 OTHER = {"id": "other", "from": "harvest", "algorithm": {"type": "grpo", "steps": 5}, "data": ["train"]}
 
@@ -27,6 +28,12 @@ def test_the_experience_of_another_branch_is_an_input():
     assert made["evolve"].inputs["experience.other"] == "other"
     assert "frozen self" in made["evolve"].estimate.memory_parts
     assert not [n for n in nodes(plan(evolving()))["evolve"].inputs if n.startswith("experience")]
+
+
+def test_the_smallest_form_needs_no_success_of_another_stage():
+    small = smoke(program(evolving(experience=["other"], experience_per_step=4))).stages[3].algorithm
+    assert isinstance(small, SelfEvolve)
+    assert small.experience == []
 
 
 @pytest.mark.parametrize("name", ["teach", "nobody"])

@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flows.cli import main
 from flows.nodes import Plan
+from flows.taught import as_opd
+from specs.ladder import FromTeacher
+from specs.stages import Stage
 from tests.flows.programs import SMALL, changed, nodes, plan
 from tests.flows.small_desk import DESK
 
@@ -87,6 +91,14 @@ def test_another_teacher_makes_the_same_stage_one_of_token_level_distillation():
     params = nodes(made)["s0"].params["algorithm"]
     assert (params["group_size"], params["problems_per_step"], params["steps"]) == (4, 16, 6)
     assert "KL(pi || teacher)" in made.details["losses"]["s0"]["equation"]
+
+
+def test_so_many_rollouts_are_drawn_where_nobody_counted_the_problems():
+    spec = FromTeacher(type="from_teacher", problems=64)
+    stage = Stage.model_validate({"id": "s", "algorithm": spec.model_dump(), "data": ["train"]})
+    for rows, problems in (({}, 64), ({"train": 32}, 32), ({"train": 500}, 64)):
+        graph: Any = SimpleNamespace(sizes=SimpleNamespace(count=lambda names, rows=rows: sum(rows.values())))
+        assert as_opd(graph, stage, spec).steps * spec.per_step == problems
 
 
 def test_weights_of_answers_ask_nothing_anew():

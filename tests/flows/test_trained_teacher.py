@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from flows.compile import compile
 from flows.smoke import smoke
 from specs.errors import ProgramError
 from specs.loader import load_program
 from specs.trained_teacher import TrainedTeacher
-from tests.flows.programs import SMALL, Json, changed, nodes, plan, program
+from tests.flows.programs import SMALL, Json, changed, nodes, plan, program, resolution
 from tests.flows.small_desk import DESK
 
 ELDER: Json = {
@@ -54,6 +55,16 @@ def test_the_teacher_is_made_and_trained_in_its_own_tokens():
     small = smoke(program(with_teacher())).teachers["elder"]
     assert isinstance(small, TrainedTeacher)
     assert small.algorithm.epochs == 1.0
+
+
+def test_an_adapter_of_a_checkpoint_is_added_to_the_teachers_first_weights():
+    init = {"kind": "pretrained", "model": "a", "adapter": "small"}
+    data = with_teacher({**ELDER, "init": init})
+    shape = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128, "vocab": 512}
+    small = {"path": "/small", "digest": "2"}
+    found = {"digest": "1", "path": "/a", "shape": shape, "adapter": small}
+    made = nodes(compile(program(data), resolution(teachers={"elder": found})))
+    assert made["teacher.elder.init"].params["adapter"] == small
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ HARDEN = "data: {hard: 0.5, train: 0.5}"
         ([wheel((HARDEN, "data: [hard, pairs]"))], "flywheel.round.stages[1].data[1]: found pairs, which is for stages on pairs (dpo, ipo, orpo, simpo or kto); grpo is none"),
         ([wheel((MEND, "data: [repaired, pairs]"))], "flywheel.round.stages[0].data[1]: found pairs, which holds problems; sft trains on repaired, successes or anchor"),
         ([wheel(("premature_stop: {do: hard_pool}", "premature_stop: {do: prefer}"))], "flywheel.remedies.premature_stop: prefer fills the pool pairs, which no stage of the round reads; name pairs in the data of a stage on pairs (dpo, ipo, orpo, simpo or kto)"),
+        ([wheel(("id: harden, algorithm: {type: grpo}", "id: harden, algorithm: {type: quantize}"), (HARDEN, "data: [hard]"))], "flywheel.round.stages[1].data[0]: found hard, which holds problems; quantize trains on repaired, successes or anchor"),
         ([wheel((HARDEN, "data: [hard, repaired]"))], "flywheel.round.stages[1].data[1]: found repaired, which holds solutions; grpo trains on problems"),
         ([wheel((MEND, "data: [repaird]"))], "flywheel.round.stages[0].data[0]: found 'repaird', expected a pool (repaired, pairs, hard, successes or anchor) or a data set; did you mean repaired?"),
         ([wheel((HARDEN, "data: [hard, trian]"))], "found 'trian', expected a data set (demos, train, golden"),

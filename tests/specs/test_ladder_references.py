@@ -58,6 +58,12 @@ def test_what_would_not_be_read_is_a_mistake(tmp_path, algorithm, sentence):
         taught(tmp_path, algorithm)
 
 
+def test_what_probabilities_do_not_read_is_told(tmp_path):
+    roster = "  old: {kind: earlier_self, of: init}\n"
+    made = taught(tmp_path, "type: from_teacher\n      at_least: 0", roster=roster)
+    assert any("at_least: is not read with probabilities" in str(w) for w in made.warnings)
+
+
 def test_a_teacher_that_cannot_give_the_signal_is_refused(tmp_path):
     roster = "  clerk: {kind: scripted, environment: desk, gives: [rank]}\n"
     with pytest.raises(ProgramError, match="needs score, but clerk gives rank"):

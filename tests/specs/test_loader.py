@@ -86,6 +86,8 @@ def test_free_form_tags_hold_any_key(tmp_path: Path) -> None:
         ("data: [demos]", "data: 5", "stages[0].data: found 5, expected a list of names"),
         ("data: [demos]", "data: {demos: -1}", "stages[0].data.demos: found -1, expected a number above 0"),
         ("data: [demos]", "data: [5]", "stages[0].data[0]: found 5, expected a name"),
+        ("data: [train]", "data: [desk.trian]", "data[0]: found 'desk.trian', expected a name of data (a declared one, or ENVIRONMENT.demonstrations,"),
+        ("data: [train]", "data: [trian]", "expected a data set (demos, train, golden, desk.demonstrations, desk.train, desk.golden or desk.hidden); did you mean train?"),
         ("data: [train]", "data: [train]\n    else_first: rtf", "stages[1].else_first: found 'rtf', expected rft; did you mean rft?"),
         ("data: [train]", "data: [train]\n    else_first: {type: rft, sampels: 2}", "else_first.sampels: unknown key; did you mean samples?"),
         ("data: [train]", "data: [train]\n    else_first: 3", "stages[1].else_first: found 3, expected rft or a map with type"),

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from specs.errors import ProgramError
+from specs.policy import ScratchPolicy
 from specs.prompting import CURRENT, prompt
 from specs.routing import BLACK_BOX
 from specs.teacher_references import choice, used_teachers
+from specs.trained_teacher import TrainedTeacher
 from tests.specs.programs import load, mistakes
 
 OPENAI = "kind: openai, model: m, base_url: 'http://x/v1'"
@@ -33,6 +35,10 @@ def teachers(*roster: str, routing: str = "", learns: str = LEARNS) -> list[tupl
         (teachers(f"closed: {{{OPENAI}, gives: [score], max_tokens: 9, max_tokens_limit: 8}}"), "teachers.closed.max_tokens_limit: found 8, expected at least max_tokens (9)"),
         (teachers("closed: {kind: openai, model: '${env:M}', base_url: 'http://x', gives: [score]}"), "teachers.closed.model: found a reference"),
         (teachers(f"closed: {{{OPENAI}, gives: [score], api_key: sk-canary}}"), 'expected a reference: put the value into an environment variable and write "${env:API_KEY}"'),
+        (teachers("closed: {kind: openai, model: m, base_url: 'http://x/v1?key=1', gives: [score]}"), "teachers.closed.base_url: found ? or #"),
+        (teachers(CLOSED, "other: {kind: openai, model: m, base_url: 'http://y/v1', gives: [score]}"), "teachers.other: asks the same model in the same way as closed"),
+        (teachers(CLOSED, CLOSED.replace("closed", "other"), "two: {kind: ensemble, members: {closed: 1, other: 1}, gives: [score]}"), "teachers.other: asks the same model in the same way as closed"),
+        ([*teachers(CLOSED), ("verifiers:", "budget: {teacher_usd: 3}\nverifiers:")], "teachers.closed.price: is needed"),
         (teachers("big: {kind: model, model: x, gives: [rank]}"), "teachers.big.gives[0]: found rank, which a teacher of kind model cannot give; it can give logprobs"),
         (teachers("old: {kind: earlier_self, of: tech}", CLERK), "teachers.old.of: found 'tech', expected a stage, or a frozen policy"),
         (teachers("two: {kind: ensemble, members: {clerk: 1, clsed: 1}, gives: [score]}", CLERK, CLOSED), "teachers.two.members.clsed: found 'clsed', expected a teacher"),
@@ -48,12 +54,33 @@ def teachers(*roster: str, routing: str = "", learns: str = LEARNS) -> list[tupl
         (teachers(CLERK, routing="  - {teachers: {clerk: 1}, history: {}}\n"), "routing[0].history: has no effect with one teacher"),
         (teachers(CLERK, CLOSED), "stages[2].algorithm: which teacher is asked? Write routing, or teachers: {clerk: 1.0}"),
         (teachers(CLERK, learns="  - {id: learn, algorithm: {type: from_teacher, teachers: {clrk: 1}}, data: [train]}\n"), "stages[2].algorithm.teachers.clrk: found 'clrk'"),
-        (teachers(CLERK, learns="  - {id: learn, algorithm: {type: from_teacher, signal: action}, data: [train]}\n"), "stages[2].algorithm: needs action, but clerk gives sample, rank, score"),
+        (teachers(CLERK, learns="  - {id: learn, algorithm: {type: from_teacher, signal: action}, data: [train]}\n"), "stages[2].algorithm: needs action, but clerk gives sample, rank, score; ask others, or write signal: rank"),
+        (teachers(CLOSED.replace("sample, ", "")), "but closed gives score; ask others, or write goal: succeed, which learns from score"),
         ([(STAGE, STAGE + LEARNS)], "stages[2].algorithm: needs a teacher; write teachers:"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, pairs: list[tuple[str, str]], message: str) -> None:
     assert message in "\n".join(mistakes(tmp_path, *pairs))
+
+
+def test_a_trained_teacher_has_the_tokens_of_its_own_demonstrations(tmp_path: Path) -> None:
+    elder = "elder: {kind: trained, init: {kind: scratch, tokenizer: {kind: bpe}}, data: [desk.demonstrations]}"
+    named = [("train_on: demos}", "train_on: shown}"), ("  demos: {", "  shown: {"), ("data: [demos]", "data: [shown]")]
+    learns = "  - {id: learn, algorithm: {type: opd, over: {kind: sampled}}, data: [train]}\n"
+    found = load(tmp_path, *named, *teachers(elder, learns=learns)).program.teachers["elder"]
+    assert isinstance(found, TrainedTeacher)
+    assert isinstance(found.init, ScratchPolicy)
+    assert found.init.tokenizer.train_on == "desk.demonstrations"
+
+
+def test_distributions_over_other_tokens_are_warned_of(tmp_path: Path) -> None:
+    elder = "elder: {kind: trained, init: {kind: scratch, tokenizer: {kind: bpe, vocab_size: 480, train_on: demos}}, data: [demos]}"
+    learns = "  - {id: learn, algorithm: {type: opd, teachers: {elder: 1.0}}, data: [train]}\n"
+    (told,) = load(tmp_path, *teachers(elder, learns=learns)).warnings
+    assert "elder has a tokenizer of its own, so that over: {kind: full} is refused as the stage starts" in str(told)
+    same = elder.replace("vocab_size: 480, ", "")
+    assert not load(tmp_path, *teachers(same, learns=learns)).warnings
+    assert not load(tmp_path, *teachers(elder, learns=learns.replace("opd,", "opd, over: {kind: sampled},"))).warnings
 
 
 def test_a_written_key_is_never_repeated(tmp_path: Path) -> None:

@@ -49,9 +49,12 @@ class LearntVerifier:
         return [turn.end for turn in trajectory.turns if turn.end > 0]
 
     def failures(self) -> list[str]:
-        """Return what is wrong with the model itself: it must have been right on what it never saw."""
+        """Return what is wrong with the model itself: it must have been right on what it never saw.
+
+        A stage with `least_accuracy: 0` asks for nothing, as in the smallest form of a program.
+        """
         found = self._scorer.held_out
-        if found["accuracy"] > 0.5:
+        if found["accuracy"] > 0.5 or self._scorer.least_accuracy == 0:
             return []
         return [
             f"the model of stage {self._spec.stage} was right {found['accuracy']:.0%} of the time on {found['compared']} "

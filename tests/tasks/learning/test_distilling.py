@@ -141,6 +141,73 @@ def test_scores_are_the_teachers_logprobs_and_long_spans_are_silent():
     assert all(p != p for p in teacher.score(spans)[0].logprobs)
 
 
+UNHEARD = [
+    FullVocabulary(),
+    *[TopTokens(kind="top_k", size=3, direction=d) for d in ("reverse", "forward", "symmetric", "jsd")],
+    TopTokens(kind="top_k", size=3, rest="renormalize"),
+]
+
+
+@pytest.mark.parametrize("over", UNHEARD, ids=str)
+@pytest.mark.parametrize("combine", ["mixture", "log_linear", "sum"])
+def test_rows_that_no_teacher_is_asked_about_change_nothing(over, combine):
+    spec, found = OPD(type="opd", over=over, combine=combine), []
+    for asked in (6, 3):
+        rows, trajectories = rows_and_trajectories(asked)
+        for i, row in enumerate(rows):
+            row.teacher_weights = [0.5, 0.5] if i < 3 else [0.0, 0.0]
+        weigh(rows, spec, trajectories)
+        learner = Learner(tiny_llama(0), Optimizer(learning_rate=1e-3), 1)
+        teachers = [OpenTeacher("a", tiny_llama(1)), OpenTeacher("b", tiny_llama(2))]
+        learner.distiller = Distiller(spec, teachers, trajectories, alone=True)
+        report = learner.step(rows, loss_for(spec))
+        found.append((report.loss, report.grad_norm, report.metrics["teacher_gap"], report.metrics["divergence"]))
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("combine", ["mixture", "log_linear", "sum"])
+def test_teachers_with_tables_of_different_sizes_are_compared_where_all_have_ids(combine):
+    measure = measure_of(Distillation(combine=combine), own_tokens=True)
+    found = []
+    for sizes in ((37, 30), (30, 30)):
+        states, head, targets, weights, evidence = problem(2)
+        evidence.heads = [h[:n] for h, n in zip(evidence.heads, sizes, strict=True)]
+        found.append(distill(states, head, Question(targets.clamp(max=29), weights, evidence, measure)).loss.item())
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_a_teacher_that_is_the_policy_agrees_at_any_temperature():
+    rows, trajectories = rows_and_trajectories(3)
+    model = tiny_llama(0)
+    learner = Learner(copy.deepcopy(model), Optimizer(learning_rate=1e-3), 1)
+    for row in rows:
+        row.teacher_weights, row.temperature = [1.0], 0.6
+        trajectories[row.trajectory].sampling["temperature"] = 0.6
+    spec = OPD(type="opd", over=SampledTokens(kind="sampled"), temperature=0.6)
+    ask(rows, [OpenTeacher("t", model)], trajectories)
+    weigh(rows, spec, trajectories)
+    assert learner.step(rows, loss_for(spec)).metrics["teacher_gap"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_what_a_broken_chunk_says_reaches_no_loss():
+    row, trajectories = rows_and_trajectories(1)[0][0], rows_and_trajectories(1)[1]
+    inside = [t for t, m in enumerate(row.mask) if m]
+
+    class Told:
+        name = "told"
+
+        def score(self, spans):
+            chunks = [0 if t in inside[:2] else 1 if t in inside else -1 for t in range(len(row.ids))]
+            return [TokenScores([-1.0] * len(row.ids), chunks)]
+
+    row.teacher_weights, row.mask[inside[1]] = [1.0], False
+    ask([row], [Told()], trajectories)
+    assert row.scores is not None
+    assert row.scores[0].chunks is not None
+    assert [t for t, c in enumerate(row.scores[0].chunks) if c >= 0] == inside[2:]
+    assert [t for t, p in enumerate(row.scores[0].logprobs) if p == p] == inside[2:]
+
+
 def test_tokens_of_a_broken_chunk_do_not_count():
     row = rows_and_trajectories(1)[0][0]
     inside = [t for t, m in enumerate(row.mask) if m]

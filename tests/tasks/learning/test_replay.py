@@ -46,6 +46,17 @@ def test_what_is_drawn_comes_up_as_often_as_its_priority_says_and_its_weight_tak
     assert [annealed(0.4, 1.0, s, 4) for s in (0, 3)] == pytest.approx([0.4, 1.0])
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_none_is_used_more_often_than_it_may_be(most):
+    buffer = ReplayBuffer(History(per_step=8, alpha=1.0, max_uses=most), 7)
+    rows = [row(f"r{i}", 9.0 if i == 0 else 0.1) for i in range(8)]
+    buffer.admit(0, rows, {}, by_critic=False)
+    drawn = buffer.draw(1, 4, 8)
+    assert sum(one.times for one in drawn) == 8
+    assert max(one.times for one in drawn) == most
+    assert all(one.kept.uses <= most for one in drawn)
+
+
 def test_a_drawn_row_is_as_it_was_rolled_out():
     one = filled().draw(1, 4, 4)[0]
     again = as_replayed(one.kept.rows[0], 2.0, one.weight)

@@ -18,6 +18,7 @@ from tasks.loops.distill import Distilling, train_opd
 from tasks.loops.fit import Hooks
 from tasks.loops.on_policy import OnPolicy, train_policy_gradient
 from tasks.loops.order import ProblemOrder
+from tasks.loops.teacher_terms import sentences
 from tasks.loops.token_lessons import Panel
 from tasks.protocols import TokenScores
 from tests.tasks.loops.toy import demonstration_rows, problem, taught_policy, toy_arena
@@ -162,6 +163,21 @@ def test_silent_teachers_stop_the_stage(taught):
         run(taught, [Silent()], spec(over=SampledTokens(kind="sampled")))
 
 
+@pytest.mark.parametrize("over", [FullVocabulary(), SampledTokens(kind="sampled")], ids=lambda o: o.kind)
+def test_a_row_that_is_too_long_for_a_teacher_has_none(taught, good, over):
+    short = copy.deepcopy(good)
+    names = short.config.__class__.__slots__
+    lengths = sorted(len(t.ids) for t in demonstration_trajectories(taught))
+    settings = {f: getattr(short.config, f) for f in names} | {"max_length": lengths[len(lengths) // 2]}
+    short.config = short.config.__class__(**settings)
+    report = run(taught, [OpenTeacher("short", short)], spec(steps=1, over=over, min_coverage=0.0))
+    assert 0.0 < report.curve[0]["coverage"] < 1.0
+    assert report.curve[0]["updated"] == 1.0
+    short.config = short.config.__class__(**settings | {"max_length": 4})
+    with pytest.raises(TrainingError, match=r"\(its max_length\)"):
+        run(taught, [OpenTeacher("short", short)], spec(steps=1, over=over))
+
+
 def test_demonstrations_stand_beside_rollouts(taught, good):
     rows = demonstration_trajectories(taught)
     report = run(taught, [OpenTeacher("good", good)], spec(demonstrations=0.5), demonstrations=rows)
@@ -192,11 +208,12 @@ def beside(taught, teacher, term, **more):
     """Run GRPO with a teacher beside the reward."""
     policy = student(taught)
     arena = toy_arena(policy)
-    given = {"group_size": 4, "problems_per_step": 8, "steps": 4, "optimizer": RATE, "max_flat_steps": 100} | more
+    never = more.pop("never", False)
+    given = {"group_size": 4, "problems_per_step": 8, "steps": 4, "optimizer": RATE, "max_flat_steps": 2} | more
     made = GRPO(type="grpo", distill=term, **given)
     stage = OnPolicy(
         spec=made,
-        problems=ProblemOrder({"all": [problem(i) for i in range(32)]}, 0),
+        problems=ProblemOrder({"all": [problem(i, **({"never": True} if never else {})) for i in range(32)]}, 0),
         seed=0,
         max_length=policy.config.max_length,
         load_weights=lambda step: local(arena).load_weights(policy.model, f"step{step}"),
@@ -208,13 +225,30 @@ def beside(taught, teacher, term, **more):
 
 @pytest.mark.parametrize("over", [FullVocabulary(), TopTokens(kind="top_k"), SampledTokens(kind="sampled")])
 def test_a_teacher_beside_the_reward(taught, good, over):
-    """Where the verifier never passes anything, the teacher alone moves the policy; with coef near 0 nothing does."""
-    fails = {"problems_per_step": 8}
-    _, alone = beside(taught, OpenTeacher("good", good), TeacherTerm(over=over, coef=0.5, coef_end=0.25), **fails)
+    """Where the verifier never passes anything, the teacher alone moves the policy, and the stage goes on."""
+    term = TeacherTerm(over=over, coef=0.5, coef_end=0.25)
+    _, never = beside(taught, OpenTeacher("good", good), term, never=True)
+    assert never.curve[-1]["teacher_gap"] < never.curve[0]["teacher_gap"]
+    assert never.flat_run == 0
+    _, alone = beside(taught, OpenTeacher("good", good), term)
     assert [round(line["teacher_coef"], 3) for line in alone.curve] == [0.5, 0.417, 0.333, 0.25]
     assert alone.curve[-1]["success"] > alone.curve[0]["success"]
     assert alone.curve[0]["coverage"] == 1.0
     assert alone.skipped_steps == 0
+
+
+def test_what_teachers_beside_a_reward_leave_unsaid_is_told(taught, good):
+    class Silent:
+        name = "silent"
+
+        def score(self, spans):
+            return [TokenScores([float("nan")] * len(s.ids)) for s in spans]
+
+    term = TeacherTerm(over=SampledTokens(kind="sampled"))
+    _, report = beside(taught, Silent(), term, steps=1)
+    assert "said nothing about 100.0 % of the tokens" in sentences(report.curve)[0]
+    _, report = beside(taught, OpenTeacher("good", good), term, steps=1)
+    assert sentences(report.curve) == []
 
 
 def test_a_term_without_a_difference_leaves_the_policy_gradient_as_it_is(taught):

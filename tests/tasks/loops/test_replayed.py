@@ -145,6 +145,26 @@ def test_a_curriculum_spends_rollouts_where_they_vary_and_resumes(taught, tmp_pa
     assert torch.equal(weights(second), weights(whole))
 
 
+def test_a_step_that_is_stopped_after_its_draw_draws_the_same_again(taught, tmp_path):
+    class Stopped(CurriculumOrder):
+        draws = 0
+
+        def draw(self, count):
+            drawn = super().draw(count)
+            self.draws += 1
+            if self.draws == 2:
+                raise Interrupted("in the middle of the rollouts")
+            return drawn
+
+    spec = spec_of(steps=3, curriculum=Curriculum().model_dump())
+    problems = [problem(i) for i in range(12)]
+    orders = [kind({"a": problems}, 5, Curriculum()) for kind in (CurriculumOrder, Stopped, CurriculumOrder)]
+    curve = stage(taught, spec, problems=problems, order=orders[0])[1]().curve
+    with pytest.raises(Interrupted):
+        stage(taught, spec, problems=problems, order=orders[1], folder=tmp_path)[1]()
+    assert stage(taught, spec, problems=problems, order=orders[2], folder=tmp_path)[1]().curve == curve
+
+
 def test_the_best_of_several_train_and_all_of_them_count(taught, monkeypatch):
     seen = watched(monkeypatch)
     _, run = stage(taught, spec_of(best_of=3, steps=2, kl_coef=0.01))

@@ -70,7 +70,7 @@ def trained(policy, rows, learns, both):
 def written(policy, learner, folder, learns, order):
     policy = replace(policy)
     policy.model, head, bias = learner.parts()
-    about = {"learns": learns, "held_out": order.to_json()}
+    about = {"learns": learns, "least_accuracy": 0.55, "held_out": order.to_json()}
     save_reward_model(policy, head, bias, about, Scale(0.1, 2.0), folder)
     return folder
 
@@ -185,7 +185,8 @@ def test_a_model_that_guesses_is_not_handed_on(tmp_path, rolled):
     ):
         require_order(Order(10.0, 20), 0.55, "rm", "pairs")
     with pytest.raises(TrainingError, match="no held-out problem has pairs"):
-        require_order(Order(0.0, 0), 0.0, "rm", "pairs")
+        require_order(Order(0.0, 0), 0.55, "rm", "pairs")
+    require_order(Order(0.0, 0), 0.0, "rm", "pairs")
     require_order(Order(11.0, 20), 0.55, "rm", "pairs")
     policy, _ = rolled
     learner = ValueLearner(ValueModel(copy.deepcopy(policy.model)), Optimizer(learning_rate=1e-3), 1)

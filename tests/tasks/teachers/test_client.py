@@ -35,6 +35,20 @@ def test_answers_are_kept_and_never_paid_for_twice(tmp_path: Path) -> None:
     assert KEY not in (tmp_path / "calls.jsonl").read_text()
 
 
+def test_what_another_node_asked_meanwhile_is_not_asked_again(tmp_path: Path) -> None:
+    spec, questions = teacher("http://127.0.0.1:1", limits={"in_flight": 1}), asks(5)
+
+    def also(h: api.Handler, body: api.Body) -> None:
+        if len(server.seen.bodies) == 2:
+            client(tmp_path, spec.model_copy(update={"base_url": server.url})).ask(questions[3:], "score it")
+        api.says(GOOD)(h, body)
+
+    with serving(also) as server:
+        one = client(tmp_path, spec.model_copy(update={"base_url": server.url}))
+        assert [r.requests for r in one.ask(questions, "score it")] == [1, 1, 1, 0, 0]
+    assert set(server.seen.keys.values()) == {1}
+
+
 @pytest.mark.parametrize(
     ("act", "reason", "sent"),
     [

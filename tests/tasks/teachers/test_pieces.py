@@ -13,7 +13,7 @@ from tasks.teachers import ensemble
 from tasks.teachers.budget import Caps, prompt_tokens
 from tasks.teachers.ledger import CallLedger, Returned
 from tasks.teachers.reading import Unreadable
-from tasks.teachers.routing import drawn, route, weights_of
+from tasks.teachers.routing import drawn, require_teachers, route, rules_of, weights_of
 from tasks.teachers.scorecard import scorecard, tallies
 from tests.tasks.teachers.asked import problem, trajectory
 
@@ -37,8 +37,8 @@ def test_two_processes_share_one_ledger(tmp_path: Path) -> None:
     with pytest.raises(TeacherError, match="cap_calls is 1"):
         two.begin("k2", 1, "big", "other", 0.5, Caps(calls=1))
     one.end("k1", call, Returned("ok", "hello"))
-    two.begin("k3", 1, "big", "other", 0.5, Caps())
     assert two.answer("k1") is not None
+    two.begin("k3", 1, "big", "other", 0.5, Caps())
 
 
 def test_a_torn_line_is_cut_and_a_damaged_one_is_named(tmp_path: Path) -> None:
@@ -113,14 +113,19 @@ def test_labels_and_calls_are_voted_on() -> None:
     votes = {"a": said("first_error", "x"), "b": said("first_error", "y"), "c": said("good", None)}
     made = ensemble.combined("critique", "weighted", {"a": 1.0, "b": 1.5, "c": 2.0}, votes, 0.5)
     assert made["turns"][1] == {"turn": 1, "label": "first_error", "correction": {"name": "y", "arguments": {}}}
+    tied = ensemble.combined("critique", "vote", {"a": 1.0, "c": 2.0}, {n: votes[n] for n in "ac"}, 0.5)
+    assert tied["turns"][1] == {"turn": 1, "label": "neutral", "correction": None}
     fixes: dict[str, Any] = {
         n: {"keep": 0, "calls": [{"name": c, "arguments": {}}]} for n, c in zip("abc", "xyx", strict=True)
     }
     assert ensemble.combined("sample", "vote", dict.fromkeys("abc", 1.0), fixes, 0.5)["calls"][0]["name"] == "x"
+    equal = dict.fromkeys("abc", 1.0)
     fixes["c"] = {"keep": 1, "calls": fixes["a"]["calls"]}
     with pytest.raises(Unreadable, match="3 members gave as many different"):
         ensemble.combined("sample", "vote", dict.fromkeys("abc", 1.0), fixes, 0.5)
-    assert ensemble.best(fixes, lambda c: float(c["keep"]))["members"] == ["c"]
+    assert ensemble.best(equal, fixes, 0.5, lambda c: float(c["keep"]))["members"] == ["c"]
+    with pytest.raises(Unreadable, match="1 of 3 members"):
+        ensemble.best(equal, fixes | {"a": None, "b": None}, 0.5, lambda c: 0.0)
 
 
 def test_scores_of_calls_are_averaged() -> None:
@@ -141,6 +146,9 @@ PROBLEMS = [problem(1, "math"), problem(2, "Code"), problem(3, ""), problem(4, "
 def test_problems_that_no_rule_is_for_are_refused_by_name() -> None:  # KP-TEACH-05
     with pytest.raises(TeacherError, match=r"3 of 4 problems: p2 \(Code\), p3 \(\), p4 \(law\)"):
         route(PROBLEMS, [*RULES, Route(reject=True)], lambda _: 0.0, {})
+    with pytest.raises(TeacherError, match=r"3 of 4 problems"):  # of teachers whose probabilities are read
+        require_teachers(PROBLEMS, rules_of([*RULES, Route(reject=True)]))
+    require_teachers(PROBLEMS, rules_of([*RULES, Route(teachers={"t3": 1.0})]))
 
 
 def test_the_use_of_the_last_rule_is_counted() -> None:
@@ -160,7 +168,9 @@ def test_agreement_with_verifiers_moves_the_weights() -> None:
     rule = Route(teachers={"a": 1.0, "b": 1.0}, history=HistoryWeights(kappa=2.0, least=0.3))
     tally = {("a", "math"): (8, 8), ("b", "math"): (0, 8)}
     found = weights_of(rule, "math", tally)
-    assert found["b"] == pytest.approx(0.3 / (0.3 + 81 / 82))
+    assert found == {"a": pytest.approx(0.7), "b": 0.3}
+    three = Route(teachers={"a": 1.0, "b": 1.0, "c": 1.0}, history=HistoryWeights(kappa=2.0, least=1.0))
+    assert weights_of(three, "math", tally) == pytest.approx(dict.fromkeys("abc", 1 / 3))
     assert weights_of(rule, "law", tally) == {"a": 0.5, "b": 0.5}
 
 

@@ -44,6 +44,8 @@ def test_a_score_is_read_where_one_is_given(text):
         ('{"score": {"result": 8, "beauty": 9}}', "beauty"),
         ('{"score": {}}', "result"),
         ('{"score": ' * 3000, "beginnings of JSON"),
+        ('It wrote {"score": {"result": 10}}. I say {"score": {"result": 0,}}', "a broken JSON object"),
+        ('It wrote {"score": 10}. I say {\\"score\\": 0}', "a broken JSON object"),
     ],
 )
 def test_anything_else_is_an_abstention(text, reason):
@@ -91,6 +93,7 @@ def test_a_critique_speaks_of_every_turn():
         ([right], "1, expected 2"),
         ([right, right], "not about turn 2"),
         ([right, {**wrong, "label": "awful"}], "awful"),
+        ([right, {**wrong, "label": []}], r"called \[\]"),
         ([{**wrong, "turn": 1}, wrong], "more than one turn"),
         ([right, {**wrong, "correction": "finish"}], "is no call"),
     ]:

@@ -150,6 +150,14 @@ def test_chunks_enter_the_loss_by_their_sum():
     assert grads[0] == pytest.approx([-0.05, -0.05, 0.25 / 3])
 
 
+def test_a_chunk_of_which_only_some_tokens_weigh_keeps_its_difference():
+    policy, chunks = [-1.0, -0.5, -0.25], [[0, 0, 1]]
+    logprobs, made = batch([[0.0, -1.2, -0.5]], policy, chunks=chunks)
+    made.distill_weights_BT = torch.tensor([[0.5, 0.0, 0.5]], dtype=torch.double)
+    opd.loss(made, sampled()).loss.backward()
+    assert slope(logprobs)[0].tolist() == pytest.approx([-0.075, 0.0, 0.125])
+
+
 def test_later_advantages_reach_back_over_masked_tokens():
     values, mask = torch.tensor([[1.0, 9.0, 2.0]]), torch.tensor([[True, False, True]])
     assert return_to_go(values, mask, 0.5)[0].tolist() == [2.0, 0.0, 2.0]
@@ -174,6 +182,8 @@ def test_an_outcome_is_added():
         ({"over": {"kind": "sampled", "ratio_band": [2.0, 0.5]}}, "expected the lower ratio first"),
         ({"over": {"kind": "full", "beta": 0.3}}, "beta is not read with direction: auto"),
         ({"over": {"kind": "full", "direction": "forward", "floor": -5.0}}, "floor is not read"),
+        ({"teachers": {"a": 1.0}, "by_confidence": True}, "by_confidence is not read with one teacher"),
+        ({"teachers": {"a": 1.0}, "combine": "sum"}, "combine is not read with one teacher"),
         ({"over": {"kind": "sampled"}, "by_confidence": True}, "by_confidence needs the whole distribution"),
         ({"over": {"kind": "sampled"}, "demonstrations": 0.2}, "demonstrations were not sampled by the policy"),
     ],
