@@ -4,13 +4,24 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specs.base import Positive, Spec
+from specs.base import Positive, Share, Spec
 
 AtLeastTwo = Annotated[int, Field(ge=2)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 AboveOne = Annotated[float, Field(gt=1.0)]
 Band = Annotated[tuple[Positive, Positive], Field(strict=False)]
 """Two ratios, the lower first, written as a list; both belong to the band."""
+
+
+class RolloutBounds(Spec):
+    """What may be wrong with a step's rollouts before the stage stops."""
+
+    max_truncated: Share = 0.9
+    """Share of cut trajectories in a step from which the stage stops."""
+    max_logprob_gap: Positive = 0.1
+    """Mean |trainer - sampler| logprob of a fresh batch from which the stage stops."""
+    max_missing_logprobs: Share = 0.001
+    """Share of tokens whose sampler logprob is missing, from which the stage stops; up to there they do not train."""
 
 
 def in_order(band: tuple[float, float] | None, name: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.base import Count, Flag, Name, Positive, Share, Spec
-from specs.bounds import Band, NotNegative, in_order, unread
+from specs.bounds import Band, NotNegative, RolloutBounds, in_order, unread
 from specs.optimizer import Optimizer
 
 Direction = Literal["reverse", "forward", "jsd", "symmetric"]
@@ -131,7 +131,7 @@ class TeacherTerm(Distillation):
     """Tokens of a trajectory up to which it counts in full; a longer one counts by this / its tokens."""
 
 
-class OPD(Distillation):
+class OPD(Distillation, RolloutBounds):
     """On-policy distillation: the policy acts, and at each of its tokens it is drawn to the teacher's distribution."""
 
     type: Literal["opd"]
@@ -151,12 +151,6 @@ class OPD(Distillation):
     """Share of a step's trajectories that are demonstrations of the stage's data instead of rollouts."""
     truncated: Literal["mask", "score"] = "score"
     """Whether cut trajectories are left out of the loss."""
-    max_truncated: Share = 0.9
-    """Share of cut trajectories in a step from which the stage stops."""
-    max_logprob_gap: Positive = 0.1
-    """Mean |trainer - sampler| logprob of a fresh batch from which the stage stops."""
-    max_missing_logprobs: Share = 0.001
-    """Share of tokens whose sampler logprob is missing, from which the stage stops; up to there they do not train."""
     min_coverage: Share = 0.5
     """Share of the policy's tokens that a teacher must say something about; below it the stage stops."""
     optimizer: Optimizer = Optimizer(learning_rate=3e-4)

@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specs.base import Count, Flag, Positive, Share, Spec
-from specs.bounds import AboveOne, AtLeastTwo, Band, NotNegative, in_order, unread
+from specs.base import Count, Flag, Positive, Spec
+from specs.bounds import AboveOne, AtLeastTwo, Band, NotNegative, RolloutBounds, in_order, unread
 from specs.distillation import TeacherTerm
 from specs.optimizer import Optimizer
 from specs.replay import Curriculum, Replay
@@ -39,7 +39,7 @@ class Correction(Spec):
         return self
 
 
-class PolicyGradient(Spec):
+class PolicyGradient(RolloutBounds):
     """What every policy-gradient algorithm declares."""
 
     group_size: AtLeastTwo = 8
@@ -78,14 +78,8 @@ class PolicyGradient(Spec):
     """Share of each step's problems that have the tag `adversarial`; as they come where left out."""
     truncated: Literal["mask", "score"] = "score"
     """Whether cut trajectories are left out of the loss or trained on with their reward."""
-    max_truncated: Share = 0.9
-    """Share of cut trajectories in a step from which the stage stops."""
     max_flat_steps: Count = 5
     """Steps in a row without anything to compare, and nothing else that teaches, from which the stage stops."""
-    max_logprob_gap: Positive = 0.1
-    """Mean |trainer - sampler| logprob of a fresh batch from which the stage stops."""
-    max_missing_logprobs: Share = 0.001
-    """Share of tokens whose sampler logprob is missing, from which the stage stops; up to there they do not train."""
     optimizer: Optimizer = Optimizer(learning_rate=3e-4)
 
     @model_validator(mode="after")

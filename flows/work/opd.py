@@ -178,15 +178,6 @@ def _cost(report: DistillReport, learner: Learner) -> dict[str, float]:
 
 
 def _notes(report: DistillReport, spec: OPD) -> list[str]:
-    notes = list(report.notes)
-    if report.skipped_steps:
-        notes.append(
-            f"{report.skipped_steps} of {spec.steps} steps made no update: no token had a weight, or all agreed"
-        )
+    notes = report.sentences(spec.steps, "no token had a weight, or all agreed")
     silent = report.trained_tokens - report.taught_tokens
-    if report.missing_logprobs:
-        notes.append(f"{report.missing_logprobs} tokens have no logprob of the sampler and did not train")
-    if silent > 0:
-        notes.append(f"no teacher said anything about {silent} tokens; they did not train")
-    notes += [f"{n} trajectories left out of the loss: {reason}" for reason, n in sorted(report.dropped.items())]
-    return notes
+    return [*notes, *([f"no teacher said anything about {silent} tokens; they did not train"] if silent > 0 else [])]

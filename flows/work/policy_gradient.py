@@ -145,19 +145,11 @@ def _cost(report: OnPolicyReport, learner: Learner) -> dict[str, float]:
 
 
 def _notes(report: OnPolicyReport, spec: PolicyGradientAlgorithm) -> list[str]:
-    notes = list(report.notes)
-    if report.skipped_steps:
-        notes.append(
-            f"{report.skipped_steps} of {spec.steps} steps made no update: there was nothing to compare, or what there was was left out"
-        )
+    why = "there was nothing to compare, or what there was was left out"
+    notes = report.sentences(spec.steps, why)
     alike = sum(line["identical_groups"] for line in report.curve) / len(report.curve)
     if alike > 0:
         notes.append(
             f"in {100 * alike:.0f} % of the groups all trajectories were the same, token for token; they teach nothing"
         )
-    if report.missing_logprobs:
-        notes.append(f"{report.missing_logprobs} tokens have no logprob of the sampler and did not train")
-    notes += replaying.notes(report, spec)
-    notes += teacher_terms.sentences(report.curve)
-    notes += [f"{n} trajectories left out of the loss: {reason}" for reason, n in sorted(report.dropped.items())]
-    return notes
+    return [*notes, *replaying.notes(report, spec), *teacher_terms.sentences(report.curve)]

@@ -1,6 +1,5 @@
 """The loop of on-policy distillation: draw problems, roll out, ask the teachers about every token, update."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +7,7 @@ from random import Random
 from typing import Any, Protocol
 
 from specs.distillation import OPD, SampledTokens
-from specs.errors import Interrupted, TrainingError
+from specs.errors import Interrupted
 from specs.records import Trajectory
 from tasks.episodes.seeds import derive
 from tasks.learning.checkpoints import Pace
@@ -17,11 +16,8 @@ from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import Arena, Collected, Draw, check_invalid, rollouts
 from tasks.loops.fit import Hooks
 from tasks.loops.order import ProblemOrder
+from tasks.loops.stepping import PROBE, State, StepReport, check_cut, last_checkpoint, save_checkpoint
 from tasks.loops.token_lessons import Lesson, Panel, figures_of, lesson, teach
-
-_log = logging.getLogger(__name__)
-PROBE = 8
-"""Rows of the last step that the report holds."""
 
 
 class Shape(Protocol):
@@ -69,34 +65,13 @@ class Distilling:
 
 
 @dataclass(slots=True)
-class DistillReport:
-    """What the stage did; `curve` has one line of figures per step."""
+class DistillReport(StepReport):
+    """What the stage did. A step without an update had no token with a weight, or policy and teacher agreed exactly."""
 
-    curve: list[dict[str, float]] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
     """By step, the problems asked for."""
-    rollouts: int = 0
-    policy_tokens: int = 0
-    trained_tokens: int = 0
     taught_tokens: int = 0
     """Tokens about which teachers were asked and said something."""
-    skipped_steps: int = 0
-    """Steps without an update: nothing had a weight, or policy and teacher agreed exactly."""
-    dropped: dict[str, int] = field(default_factory=dict)
-    missing_logprobs: int = 0
-    """Tokens that did not train, as the sampler gave no logprob."""
-    notes: list[str] = field(default_factory=list)
-    probe: list[TrainingRow] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint; notes and probe belong to the attempt and stay out."""
-        names = "curve draws rollouts policy_tokens trained_tokens taught_tokens skipped_steps dropped missing_logprobs"
-        return {name: getattr(self, name) for name in names.split()}
-
-    def take(self, data: dict[str, Any]) -> None:
-        """Take over what `to_json` returned."""
-        for name, value in data.items():
-            setattr(self, name, value)
 
 
 def train_opd(learner: Learner, arena: Arena, stage: Distilling, hooks: Hooks | None = None) -> DistillReport:
@@ -164,11 +139,8 @@ def _train(learner: Learner, stage: Distilling, drawn: Collected, report: Distil
     """Update on one batch and put the step's figures on the curve."""
     spec, step = stage.spec, len(report.curve)
     figures = figures_of(drawn.trajectories)
-    if drawn.trajectories and figures["truncated"] >= spec.max_truncated and stage.shape is None:
-        raise TrainingError(
-            f"step {step}: {100 * figures['truncated']:.0f} % of the trajectories were cut, max_truncated is "
-            f"{spec.max_truncated:g}; raise agent.max_new_tokens or policy.init.max_length"
-        )
+    if drawn.trajectories and stage.shape is None:  # a shape cuts on purpose
+        check_cut(figures, spec, step)
     made = lesson(spec, drawn.trajectories, _beside(stage, step), stage.panel, max_length=stage.max_length, step=step)
     if stage.shape is not None:
         figures |= _reweigh(learner, stage.shape, made, stage)
@@ -214,29 +186,18 @@ def _tell(
 
 
 def _resume(learner: Learner, stage: Distilling, report: DistillReport, hooks: Hooks) -> None:
-    if hooks.checkpointer is None:
-        return
-    found = hooks.checkpointer.latest()
-    report.notes += hooks.checkpointer.damaged
-    hooks.resume_metrics(found.step if found else 0)
+    found = last_checkpoint(report, hooks)
     if found is None:
         return
     learner.load_state(found.tensors, found.data["learner"])
-    report.take(found.data["report"])
     if stage.shape is not None:
         stage.shape.load_state(found.data["shape"])
-    _log.info("went on from step %d", found.step)
 
 
 def _save(learner: Learner, report: DistillReport, stage: Distilling, hooks: Hooks, pace: Pace) -> None:
-    if hooks.checkpointer is None:
-        return
-    began = time.monotonic()
-    if stage.before_save is not None:
-        stage.before_save(len(report.curve))
-    tensors, state = learner.state()
-    data = {"learner": state, "report": report.to_json()}
-    if stage.shape is not None:
-        data["shape"] = stage.shape.state()
-    hooks.checkpointer.save(len(report.curve), tensors, data)
-    pace.saved(time.monotonic() - began)
+    def state() -> State:
+        tensors, own = learner.state()
+        shape = {} if stage.shape is None else {"shape": stage.shape.state()}
+        return tensors, {"learner": own, **shape}
+
+    save_checkpoint(report, hooks, pace, state, stage.before_save)

@@ -1,6 +1,5 @@
 """The on-policy loop of policy gradients: draw problems, roll out groups, judge, compare, update."""
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from tasks.learning.checkpoints import Pace
 from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
 from tasks.learning.replay import PREFIX
-from tasks.learning.rows import TrainingRow, rows_from
+from tasks.learning.rows import rows_from
 from tasks.loops.collect import Arena
 from tasks.loops.curriculum import CurriculumOrder
 from tasks.loops.fit import Hooks
@@ -30,16 +29,13 @@ from tasks.loops.replayed import Extra, Mixture
 from tasks.loops.resampling import StepRollouts, draw_step
 from tasks.loops.self_teaching import PREFIX as FROZEN
 from tasks.loops.self_teaching import SelfTeaching
+from tasks.loops.stepping import PROBE, State, StepReport, check_cut, last_checkpoint, save_checkpoint
 from tasks.loops.teacher_terms import Term
 from tasks.loops.token_lessons import Panel
 from tasks.loops.updates import StepRows, left_out, update
 from tasks.policy.llama import Llama
 
-_log = logging.getLogger(__name__)
-
 _CRITIC = "critic."
-PROBE = 8
-"""Rows of the last step that the report holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +65,17 @@ class OnPolicy:
 
 
 @dataclass(slots=True)
-class OnPolicyReport:
-    """What the stage did; `curve` has one line of figures per step."""
+class OnPolicyReport(StepReport):
+    """What the stage did. In a step without an update no group varied, or what varied was left out."""
 
-    curve: list[dict[str, float]] = field(default_factory=list)
     flat_run: int = 0
     """Steps in a row, up to now, in which there was nothing to compare."""
     running_mean: float | None = None
     """Mean reward of the steps so far, where the algorithm compares with it."""
     draws: list[list[int]] = field(default_factory=list)
     """By step, the problems asked for in each round of rollouts."""
-    rollouts: int = 0
-    policy_tokens: int = 0
-    trained_tokens: int = 0
-    skipped_steps: int = 0
-    """Steps without an update: no group varied, or what varied was left out."""
-    dropped: dict[str, int] = field(default_factory=dict)
-    missing_logprobs: int = 0
-    """Tokens that did not train, as the sampler gave no logprob."""
     replay_left: dict[str, int] = field(default_factory=dict)
     """Reason -> trajectories that the replay buffer did not take in, or that have left it."""
-    notes: list[str] = field(default_factory=list)
-    probe: list[TrainingRow] = field(default_factory=list)
-    """A few rows of the last step, to try a saved policy on."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint; notes and probe belong to the attempt and stay out."""
-        names = "curve flat_run running_mean draws rollouts policy_tokens trained_tokens skipped_steps dropped missing_logprobs replay_left"
-        return {name: getattr(self, name) for name in names.split()}
-
-    def take(self, data: dict[str, Any]) -> None:
-        """Take over what `to_json` returned."""
-        for name, value in data.items():
-            setattr(self, name, value)
 
 
 def train_policy_gradient(
@@ -179,11 +153,7 @@ def _train(
     spec, step, began = stage.spec, len(report.curve), time.monotonic()
     trajectories, stats = drawn.collected.trajectories, drawn.stats
     figures = rollout_figures(trajectories, stats) | overlong_figures(trajectories, spec) | drawn.figures()
-    if figures["truncated"] >= spec.max_truncated:
-        raise TrainingError(
-            f"step {step}: {100 * figures['truncated']:.0f} % of the trajectories were cut, max_truncated is "
-            f"{spec.max_truncated:g}; raise agent.max_new_tokens or policy.init.max_length"
-        )
+    check_cut(figures, spec, step)
     rows, dropped = _rows(stage, drawn)
     fresh, extra = list(rows.rows), _extra(learner, stage, drawn, step)
     rows.rows += extra.rows
@@ -281,11 +251,7 @@ def _flat_message(spec: PolicyGradientAlgorithm, stats: GroupStats, steps: int) 
 
 
 def _resume(learner: Learner, stage: OnPolicy, report: OnPolicyReport, hooks: Hooks) -> None:
-    if hooks.checkpointer is None:
-        return
-    found = hooks.checkpointer.latest()
-    report.notes += hooks.checkpointer.damaged
-    hooks.resume_metrics(found.step if found else 0)
+    found = last_checkpoint(report, hooks)
     if found is None:
         return
     learner.load_state(_part(found.tensors, ""), found.data["learner"])
@@ -297,8 +263,6 @@ def _resume(learner: Learner, stage: OnPolicy, report: OnPolicyReport, hooks: Ho
         stage.mixture.load_state(found.tensors, found.data["replay"])
     if isinstance(stage.problems, CurriculumOrder):
         stage.problems.load_state(found.data["curriculum"])
-    report.take(found.data["report"])
-    _log.info("went on from step %d", found.step)
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -309,13 +273,12 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _save(learner: Learner, report: OnPolicyReport, stage: OnPolicy, hooks: Hooks, pace: Pace) -> None:
-    if hooks.checkpointer is None:
-        return
-    began = time.monotonic()
-    if stage.before_save is not None:
-        stage.before_save(len(report.curve))
+    save_checkpoint(report, hooks, pace, partial(_state, learner, stage), stage.before_save)
+
+
+def _state(learner: Learner, stage: OnPolicy) -> State:
     tensors, state = learner.state()
-    data: dict[str, Any] = {"learner": state, "report": report.to_json()}
+    data: dict[str, Any] = {"learner": state}
     if stage.critic is not None:
         own, data["critic"] = stage.critic.state()
         tensors |= {f"{_CRITIC}{name}": value for name, value in own.items()}
@@ -327,5 +290,4 @@ def _save(learner: Learner, report: OnPolicyReport, stage: OnPolicy, hooks: Hook
         tensors |= own
     if isinstance(stage.problems, CurriculumOrder):
         data["curriculum"] = stage.problems.state()
-    hooks.checkpointer.save(len(report.curve), tensors, data)
-    pace.saved(time.monotonic() - began)
+    return tensors, data

@@ -1,0 +1,95 @@
+"""What loops that roll out and update step by step share: their report, their checkpoints, what they tell after a step."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch import Tensor
+
+from specs.bounds import RolloutBounds
+from specs.errors import TrainingError
+from tasks.learning.checkpoints import Checkpoint, Pace
+from tasks.learning.rows import TrainingRow
+from tasks.loops.fit import Hooks
+
+_log = logging.getLogger(__name__)
+PROBE = 8
+"""Rows of the last step that the report holds."""
+_OF_THE_ATTEMPT = ("notes", "probe")
+State = tuple[dict[str, Tensor], dict[str, Any]]
+"""Tensors and plain data of a checkpoint."""
+
+
+@dataclass(slots=True)
+class StepReport:
+    """What a stage did; `curve` has one line of figures per step."""
+
+    curve: list[dict[str, float]] = field(default_factory=list)
+    rollouts: int = 0
+    policy_tokens: int = 0
+    trained_tokens: int = 0
+    skipped_steps: int = 0
+    """Steps without an update."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    missing_logprobs: int = 0
+    """Tokens that did not train, as the sampler gave no logprob."""
+    notes: list[str] = field(default_factory=list)
+    probe: list[TrainingRow] = field(default_factory=list)
+    """A few rows of the last step, to try a saved policy on."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for a checkpoint; notes and probe belong to the attempt and stay out."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OF_THE_ATTEMPT}
+
+    def take(self, data: dict[str, Any]) -> None:
+        """Take over what `to_json` returned."""
+        for name, value in data.items():
+            setattr(self, name, value)
+
+    def sentences(self, steps: int, why_skipped: str) -> list[str]:
+        """Return what every such stage notes in its receipt."""
+        found = list(self.notes)
+        if self.skipped_steps:
+            found.append(f"{self.skipped_steps} of {steps} steps made no update: {why_skipped}")
+        if self.missing_logprobs:
+            found.append(f"{self.missing_logprobs} tokens have no logprob of the sampler and did not train")
+        left = sorted(self.dropped.items())
+        return found + [f"{n} trajectories left out of the loss: {reason}" for reason, n in left]
+
+
+def check_cut(figures: dict[str, float], spec: RolloutBounds, step: int) -> None:
+    """Raise TrainingError where too many of a step's trajectories were cut."""
+    if figures["truncated"] >= spec.max_truncated:
+        raise TrainingError(
+            f"step {step}: {100 * figures['truncated']:.0f} % of the trajectories were cut, max_truncated is "
+            f"{spec.max_truncated:g}; raise agent.max_new_tokens or policy.init.max_length"
+        )
+
+
+def last_checkpoint(report: StepReport, hooks: Hooks) -> Checkpoint | None:
+    """Return the checkpoint that a stage goes on from, its report taken over; None where it begins."""
+    if hooks.checkpointer is None:
+        return None
+    found = hooks.checkpointer.latest()
+    report.notes += hooks.checkpointer.damaged
+    hooks.resume_metrics(found.step if found else 0)
+    if found is not None:
+        report.take(found.data["report"])
+        _log.info("went on from step %d", found.step)
+    return found
+
+
+def save_checkpoint(
+    report: StepReport, hooks: Hooks, pace: Pace, state: Callable[[], State], before: Callable[[int], None] | None
+) -> None:
+    """Keep a stage's state with its report; `before` is called with the step first."""
+    if hooks.checkpointer is None:
+        return
+    began = time.monotonic()
+    if before is not None:
+        before(len(report.curve))
+    tensors, data = state()
+    hooks.checkpointer.save(len(report.curve), tensors, data | {"report": report.to_json()})
+    pace.saved(time.monotonic() - began)
