@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tests.bench.common import report
-from tests.bench.peer import arguments, in_turns, prompts, ratio, saved
+from tests.bench.peer import compare, in_turns, prompts, ratio, saved
 
 PROMPTS, GROUP, TOKENS = 8, 8, 48
 MICRO_BATCH = 2048
@@ -57,19 +56,8 @@ def measure(name: str, options: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = arguments((__doc__ or "").splitlines()[0])
-    found = {name: measure(name, options) for name in options.models}
-    figure = min(f["ratio"] / BOUNDS[name] for name, f in found.items())
-    said = ", ".join(
-        f"{name} {f['ratio']:.2f} >= {BOUNDS[name]:g} at {f['memory']:.2f} <= {MEMORY:g} of the memory"
-        for name, f in found.items()
-    )
-    report(
-        "grpo_vs_trl",
-        figure,
-        f">= 1 of what is asked ({said}), like rewards",
-        holds=all(f["holds"] for f in found.values()),
-        detail=found,
+    compare(
+        "grpo_vs_trl", (__doc__ or "").splitlines()[0], measure, BOUNDS, "like rewards", f"<= {MEMORY:g} of the memory"
     )
 
 

@@ -15,8 +15,7 @@ import torch
 from tasks.policy.config import LlamaConfig
 from tasks.policy.llama import Llama
 from tasks.policy.store import LoadedPolicy, save_policy
-from tests.bench.common import report
-from tests.bench.peer import OWN, PEER, arguments, model, ratio, side
+from tests.bench.peer import OWN, PEER, compare, model, ratio, side
 
 ROWS, PROMPT, COMPLETION = 16, 64, 96
 MICRO_BATCH = 8192
@@ -104,19 +103,13 @@ def _figures(name: str, found: dict[str, list[Made]], options: Any) -> Made:
 
 
 def main() -> None:
-    options = arguments((__doc__ or "").splitlines()[0])
-    found = {name: measure(name, options) for name in options.models}
-    figure = min(f["ratio"] / BOUNDS[name] for name, f in found.items())
-    said = ", ".join(
-        f"{name} {f['ratio']:.2f} >= {BOUNDS[name]:g} at {f['memory']:.2f} <= {MEMORY:g} of the whole form's memory"
-        for name, f in found.items()
-    )
-    report(
+    compare(
         "opd_vs_trl",
-        figure,
-        f">= 1 of what is asked ({said}), equal losses",
-        holds=all(f["holds"] for f in found.values()),
-        detail=found,
+        (__doc__ or "").splitlines()[0],
+        measure,
+        BOUNDS,
+        "equal losses",
+        f"<= {MEMORY:g} of the whole form's memory",
     )
 
 

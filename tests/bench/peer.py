@@ -19,7 +19,7 @@ from typing import Any
 from specs.policy import BPETokenizer, PretrainedPolicy, ScratchPolicy
 from tasks.policy.initial import from_pretrained, from_scratch
 from tasks.policy.store import LoadedPolicy, save_policy
-from tests.bench.common import ROOT
+from tests.bench.common import ROOT, report
 
 ENVIRONMENT = ROOT / ".venv-trl"
 OWN, PEER = Path(__file__).with_name("own_side.py"), Path(__file__).with_name("trl_side.py")
@@ -127,6 +127,33 @@ def arguments(about: str) -> argparse.Namespace:
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     return options.parse_args()
+
+
+def compare(
+    name: str,
+    about: str,
+    measure: Callable[[str, argparse.Namespace], Made],
+    bounds: dict[str, float],
+    agrees: str,
+    memory: str = "",
+) -> None:
+    """Measure every model that is asked for and print the line of the bench.
+
+    `agrees` says what else must be the same; `memory` what share of memory is bounded, where one is.
+    """  # fmt: skip
+    options = arguments(about)
+    found = {model: measure(model, options) for model in options.models}
+    said = [
+        f"{model} {f['ratio']:.2f} >= {bounds[model]:g}" + (f" at {f['memory']:.2f} {memory}" if memory else "")
+        for model, f in found.items()
+    ]
+    report(
+        name,
+        min(f["ratio"] / bounds[model] for model, f in found.items()),
+        f">= 1 of what is asked ({', '.join(said)}), {agrees}",
+        holds=all(f["holds"] for f in found.values()),
+        detail=found,
+    )
 
 
 def saved(name: str, folder: Path) -> LoadedPolicy:

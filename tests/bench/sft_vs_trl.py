@@ -13,8 +13,7 @@ from typing import Any
 
 from specs.supervised import SupervisedBatch
 from tasks.loops.batches import batch_plan
-from tests.bench.common import report
-from tests.bench.peer import arguments, function_calls, in_turns, ratio, saved
+from tests.bench.peer import compare, function_calls, in_turns, ratio, saved
 
 MICRO_BATCH = {"tiny": 8192, "smollm2": 1024}
 """Padded tokens of the product's forward passes (`run.micro_batch_tokens`)."""
@@ -68,17 +67,7 @@ def measure(name: str, options: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = arguments((__doc__ or "").splitlines()[0])
-    found = {name: measure(name, options) for name in options.models}
-    figure = min(f["ratio"] / BOUNDS[name] for name, f in found.items())
-    said = ", ".join(f"{name} {f['ratio']:.2f} >= {BOUNDS[name]:g}" for name, f in found.items())
-    report(
-        "sft_vs_trl",
-        figure,
-        f">= 1 of what is asked ({said}), equal losses",
-        holds=all(f["holds"] for f in found.values()),
-        detail=found,
-    )
+    compare("sft_vs_trl", (__doc__ or "").splitlines()[0], measure, BOUNDS, "equal losses")
 
 
 if __name__ == "__main__":
