@@ -5,7 +5,8 @@ from typing import assert_never
 from flows.losses_of_replay import beside
 from flows.losses_of_self import self_taught
 from specs.algorithms import PolicyGradientAlgorithm
-from specs.group_relative import CISPO, DAPO, GRPO, GSPO, REINFORCE, RLOO, DrGRPO
+from specs.group_relative import CISPO, DAPO, GSPO, REINFORCE, RLOO, DrGRPO
+from specs.grpo import GRPO
 from specs.policy_gradient import Correction
 from specs.self_teaching import SelfTaught
 from specs.turn_credit import G2PO, GiGPO

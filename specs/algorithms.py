@@ -17,7 +17,7 @@ ALGORITHMS = Members(
         "kto": "specs.preference:KTO",
         "reinforce": "specs.group_relative:REINFORCE",
         "rloo": "specs.group_relative:RLOO",
-        "grpo": "specs.group_relative:GRPO",
+        "grpo": "specs.grpo:GRPO",
         "dr_grpo": "specs.group_relative:DrGRPO",
         "dapo": "specs.group_relative:DAPO",
         "gspo": "specs.group_relative:GSPO",
@@ -65,7 +65,8 @@ POLICY_GRADIENTS = (
 if TYPE_CHECKING:
     from specs.compression import Compression
     from specs.distillation import OPD
-    from specs.group_relative import CISPO, DAPO, GRPO, GSPO, REINFORCE, RLOO, DrGRPO
+    from specs.group_relative import CISPO, DAPO, GSPO, REINFORCE, RLOO, DrGRPO
+    from specs.grpo import GRPO
     from specs.ladder import TaughtAlgorithm
     from specs.preference import Preference
     from specs.reward_models import RewardModel

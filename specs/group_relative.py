@@ -1,11 +1,12 @@
-"""Policy gradients whose advantages compare the trajectories of a group or a step with one another."""
+"""Policy gradients whose advantages compare the trajectories of a group or a step with one another, but for GRPO."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from specs.base import Count, Positive, Share, Spec
-from specs.policy_gradient import Clipped, NotNegative, PolicyGradient, Unweighed, unread
+from specs.bounds import NotNegative
+from specs.policy_gradient import Clipped, PolicyGradient, Unweighed
 
 DECAY = 0.95
 
@@ -40,22 +41,6 @@ class RLOO(PolicyGradient, Unweighed):
     type: Literal["rloo"]
     kl: Literal["k1_in_reward", "k2", "k3", "k3_plus"] = "k1_in_reward"
     aggregation: Literal["token", "sequence", "sequence_sum", "turn", "constant"] = "sequence_sum"
-
-
-class GRPO(PolicyGradient, Clipped):
-    """Clipped policy gradient on group-relative advantages."""
-
-    type: Literal["grpo"]
-    scale_rewards: Literal["group_std", "group_population_std", "batch_std", "none"] = "group_std"
-    """What a reward's distance from its group's mean is divided by."""
-    std_floor: Positive = 1e-6
-    """Added to the standard deviation."""
-
-    @model_validator(mode="after")
-    def _floor_is_read(self) -> Self:
-        if self.scale_rewards == "none":
-            unread(self, "std_floor", "with scale_rewards: none, which divides by nothing")
-        return self
 
 
 class DrGRPO(PolicyGradient, Clipped):

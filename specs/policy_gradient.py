@@ -1,14 +1,21 @@
 """What policy-gradient algorithms share, declared once: `PolicyGradient`, `Clipped` and `Correction`."""
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from specs.base import Count, Flag, Positive, Spec
 from specs.bounds import AboveOne, AtLeastTwo, Band, NotNegative, RolloutBounds, in_order, unread
-from specs.distillation import TeacherTerm
 from specs.optimizer import Optimizer
-from specs.replay import Curriculum, Replay
+from specs.unions import Imported
+
+if TYPE_CHECKING:
+    from specs.distillation import TeacherTerm
+    from specs.replay import Curriculum, Replay
+else:
+    TeacherTerm = Annotated[Any, Imported("specs.distillation:TeacherTerm")]
+    Curriculum = Annotated[Any, Imported("specs.replay:Curriculum")]
+    Replay = Annotated[Any, Imported("specs.replay:Replay")]
 
 
 class Correction(Spec):

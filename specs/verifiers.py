@@ -35,6 +35,8 @@ class ToolCalls(Spec):
     version: ClassVar[int] = 1
     order: Flag = False
     """Whether the order of several calls matters."""
+    partial: Flag = False
+    """Score what fails by the share that is right, over each call's name and arguments; it fails all the same."""
 
 
 class ExactAnswer(Spec):

@@ -66,6 +66,20 @@ def call_difference(call: Any, expected: dict[str, Any]) -> dict[str, Any] | Non
     return None
 
 
+def call_share(call: Any, expected: dict[str, Any]) -> float:
+    """Return the share of a call that is right: of its name and of all arguments that are given or that must be.
+
+    0 where the name is another function's; takes what `call_difference` does.
+    """
+    arguments = _arguments(call)
+    if arguments is None or call.get("name") != expected["name"]:
+        return 0.0
+    allowed, required = expected["arguments"], expected.get("required", ())
+    needed = {k for k, values in allowed.items() if k in required or not _optional(values)}
+    right = sum(k in allowed and _allows(allowed[k], v) for k, v in arguments.items())
+    return (1 + right) / (1 + len(needed | arguments.keys()))
+
+
 def _arguments(call: Any) -> dict[str, Any] | None:
     arguments = call.get("arguments") if isinstance(call, dict) else None
     if isinstance(arguments, str):

@@ -10,9 +10,9 @@ def passed(name: str, version: str, score: float = 1.0, **evidence: Any) -> Verd
     return Verdict(name, version, score, True, evidence)
 
 
-def failed(name: str, version: str, **evidence: Any) -> Verdict:
-    """Return a verdict that failed, with score 0."""
-    return Verdict(name, version, 0.0, False, evidence)
+def failed(name: str, version: str, score: float = 0.0, **evidence: Any) -> Verdict:
+    """Return a verdict that failed."""
+    return Verdict(name, version, score, False, evidence)
 
 
 def invalid(name: str, version: str, reason: str) -> Verdict:

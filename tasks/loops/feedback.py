@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.ladder import Critique, Fit, Practice, Scoring
 from specs.records import TeacherSignal, Trajectory
 from tasks.learning.rows import TrainingRow, rows_from

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from specs.distillation import OPD, FullVocabulary
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.optimizer import Optimizer
 from specs.records import Source, Trajectory, Turn
 from specs.supervised import SFT

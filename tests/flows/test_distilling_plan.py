@@ -11,7 +11,7 @@ from flows.resolution import wanted_aliases
 from flows.smoke import smoke
 from specs.distillation import OPD, FullVocabulary, SampledTokens, StateWeights, TeacherTerm, TopTokens
 from specs.errors import ProgramError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from tests.flows.programs import SMALL, changed, moved, nodes, plan, program, resolution
 
 PUPIL = {"id": "pupil", "from": "teach", "algorithm": {"type": "opd", "steps": 4}, "data": ["train"]}

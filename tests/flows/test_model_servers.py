@@ -23,7 +23,7 @@ from flows.work.serving import sampler_for
 from specs.agents import ToolLoop
 from specs.environments import OrderDesk
 from specs.errors import Interrupted, ProgramError, ServiceError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.policy import BPETokenizer, Policy, ScratchPolicy
 from specs.records import to_dict
 from specs.reward import Reward

@@ -113,9 +113,9 @@ def test_memory_names_what_it_consists_of():
 
 
 def test_rates_are_those_measured():
-    """Tokens a second of training: 25k at 0.85M parameters, 430 at 135M (within a third)."""
+    """Tokens a second of training in fp32: 25k at 0.85M parameters, 110 at 135M (within a third)."""
     assert train_rate(Shape(128, 4, 4, 2, 384, 512)) == pytest.approx(25_000, rel=0.33)
-    assert train_rate(Shape(576, 30, 9, 3, 1536, 49152)) == pytest.approx(430, rel=0.33)
+    assert train_rate(Shape(576, 30, 9, 3, 1536, 49152)) == pytest.approx(110, rel=0.33)
     assert Shape(576, 30, 9, 3, 1536, 49152).parameters == 134_515_008
 
 

@@ -17,7 +17,7 @@ from flows.plan import Status, diff, same, save_bytes, statuses, totals
 from flows.power import gate_powers
 from flows.state import NOTHING, NodeReceipt, RunRecord, State
 from specs.errors import ProgramError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from tests.flows.programs import SMALL, changed, nodes, plan, program, resolution
 
 

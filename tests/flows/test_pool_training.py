@@ -9,7 +9,7 @@ import pytest
 
 from flows.work import inputs, policy_gradient, supervised
 from specs.errors import DataError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.records import Trajectory
 from specs.stages import Needs, Preflight
 from specs.supervised import RFT, SFT, SupervisedBatch

@@ -11,7 +11,8 @@ from specs.algorithms import PolicyGradientAlgorithm
 from specs.data import Demonstrations, Problems
 from specs.environments import OrderDesk
 from specs.errors import DataError, Interrupted, TrainingError
-from specs.group_relative import DAPO, GRPO, Resample
+from specs.group_relative import DAPO, Resample
+from specs.grpo import GRPO
 from specs.optimizer import Optimizer
 from specs.policy import BPETokenizer, Policy, ScratchPolicy
 from specs.policy_gradient import Correction

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specs.group_relative import CISPO, DAPO, GRPO, GSPO, REINFORCE, RLOO, DrGRPO, SoftOverlong
+from specs.group_relative import CISPO, DAPO, GSPO, REINFORCE, RLOO, DrGRPO, SoftOverlong
+from specs.grpo import GRPO
 from specs.policy_gradient import Correction
 from specs.supervised import SFT
 from specs.turn_credit import G2PO, GiGPO

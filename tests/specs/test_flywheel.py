@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specs.flywheel import AskPerson, Flywheel, Repair, StopForRewardFix, Ticket, default_remedy
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.stages import Needs
 from tests.specs.programs import load, mistakes
 

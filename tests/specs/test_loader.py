@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from specs.errors import ProgramError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.loader import dump_program, load_program
 from specs.positions import Position
 from specs.supervised import RFT, SFT

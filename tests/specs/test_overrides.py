@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from specs.errors import ProgramError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.loader import load_program
 from tests.specs.programs import BASE, load, mistakes, write
 

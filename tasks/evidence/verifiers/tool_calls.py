@@ -2,15 +2,18 @@
 
 The calls are those of the sealed final state (`{"calls": [{"name", "arguments"}]}`) where the environment keeps them,
 else those of the turns that could be used. A problem expects `{"calls": [{"name", "arguments": {name: [allowed …]},
-"required": [name …]}]}`.
+"required": [name …]}]}`. A partial score reads the calls as they were written, those that could not be used included.
 """
 
 from typing import Any
 
 from specs.records import Problem, Trajectory, Verdict
 from specs.verifiers import ToolCalls
-from tasks.evidence.compare import call_difference
+from tasks.evidence.compare import call_difference, call_share
 from tasks.evidence.verdicts import failed, invalid, passed, settled
+
+MOST_PARTIAL = 0.99
+"""Most that a failure scores."""
 
 
 class ToolCallsVerifier:
@@ -29,18 +32,33 @@ class ToolCallsVerifier:
         expected = problem.expected.get("calls")
         if not isinstance(expected, list):
             return invalid(name, version, "the problem has no expected calls")
-        calls = _calls(trajectory)
-        if len(calls) != len(expected):
-            reason = "extra_call" if len(calls) > len(expected) else "missing_call"
-            return failed(name, version, reason=reason, expected=len(expected), found=len(calls))
         try:
-            difference = self._difference(calls, expected)
+            difference = self._difference(_calls(trajectory), expected)
+            if difference is None:
+                return passed(name, version)
+            return failed(name, version, self._share(trajectory, expected) if self._spec.partial else 0.0, **difference)
         except RecursionError:
             return failed(name, version, reason="nested too deep")
-        return passed(name, version) if difference is None else failed(name, version, **difference)
+
+    def _share(self, trajectory: Trajectory, expected: list[dict[str, Any]]) -> float:
+        """Return the share of the written calls that is right, below 1; a call too many or too few has none."""
+        written = [{"name": t.call.name, "arguments": t.call.arguments} for t in trajectory.turns if t.call is not None]
+        if self._spec.order:
+            shares = [call_share(c, e) for c, e in zip(written, expected, strict=False)]
+        else:
+            shares: list[float] = []
+            left = list(expected)
+            for call in written[: len(expected)]:
+                best = max(left, key=lambda e: call_share(call, e))
+                shares.append(call_share(call, best))
+                left.remove(best)
+        return min(sum(shares) / max(len(written), len(expected), 1), MOST_PARTIAL)
 
     def _difference(self, calls: list[Any], expected: list[dict[str, Any]]) -> dict[str, Any] | None:
         """Return why the calls are not the expected ones, or None where they are."""
+        if len(calls) != len(expected):
+            reason = "extra_call" if len(calls) > len(expected) else "missing_call"
+            return {"reason": reason, "expected": len(expected), "found": len(calls)}
         if self._spec.order or len(calls) == 1:
             pairs = zip(calls, expected, strict=True)
             return next((d for c, e in pairs if (d := call_difference(c, e)) is not None), None)

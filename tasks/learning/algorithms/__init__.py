@@ -7,7 +7,8 @@ from typing import assert_never
 from specs.algorithms import Algorithm, PolicyGradientAlgorithm
 from specs.compression import Prune, Quantize
 from specs.distillation import OPD
-from specs.group_relative import CISPO, DAPO, GRPO, GSPO, REINFORCE, RLOO, DrGRPO
+from specs.group_relative import CISPO, DAPO, GSPO, REINFORCE, RLOO, DrGRPO
+from specs.grpo import GRPO
 from specs.ladder import ActionDistill, FromTeacher, SoftLabel
 from specs.policy_gradient import PolicyGradient
 from specs.preference import DPO, IPO, KTO, ORPO, PairAlgorithm, Preference, SimPO

@@ -11,7 +11,7 @@ B trajectories, T tokens.
 from functools import partial
 from statistics import stdev
 
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from tasks.learning.grouping import FLAT, Rewarded, Values, by_group, centred, scaled
 from tasks.learning.surrogate import clipped, terms, total
 from tasks.tensors import Batch, LossOutput

@@ -25,6 +25,8 @@ SPECS: list[Verifier] = [
     ToolTrace(kind="tool_trace", max_errors=2),
     ToolCalls(kind="tool_calls"),
     ToolCalls(kind="tool_calls", order=True),
+    ToolCalls(kind="tool_calls", partial=True),
+    ToolCalls(kind="tool_calls", order=True, partial=True),
     ExactAnswer(kind="exact"),
     ExactAnswer(kind="exact", strip=False),
 ]
@@ -176,6 +178,52 @@ def test_parallel_calls_match_one_to_one() -> None:
     assert not judged(free, [call(1), call(1)], one)
     assert judged(ordered, [call(2), call(1)], either, one)
     assert not judged(ordered, [call(1), call(2)], either, one)
+
+
+@pytest.mark.parametrize(
+    ("calls", "score"),
+    [
+        ([("f", {"x": 1, "y": "a"})], 2 / 3),
+        ([("f", {"x": 1})], 2 / 3),
+        ([("f", {})], 1 / 3),
+        ([("f", {"x": 1, "y": "b", "z": 5})], 3 / 4),
+        ([("f", {"z": 1, "w": 1, "v": 1})], 2 / 6),
+        ([("g", {"x": 1, "y": "b"})], 0.0),
+        ([("f", {"x": 1, "y": "b"})] * 2, 1 / 2),
+        ([], 0.0),
+    ],
+)
+def test_a_partial_score_is_the_share_of_name_and_arguments_that_is_right(
+    calls: list[tuple[str, dict[str, Any]]], score: float
+) -> None:
+    wanted = problem(calls=[{"name": "f", "arguments": {"x": [1], "y": ["b"], "z": ["", 1]}}])
+    written = [Turn(0, 0, "", ToolCall(n, a, "", error="missing_argument"), None) for n, a in calls]
+    for spec in (ToolCalls(kind="tool_calls", partial=True), ToolCalls(kind="tool_calls", partial=True, order=True)):
+        verdict = verifier_for("v", spec).verify(episode(*written), wanted)
+        assert (verdict.passed, verdict.score) == (False, pytest.approx(score))
+
+
+def test_a_failure_never_scores_in_full_and_without_partial_not_at_all() -> None:
+    wanted = problem(calls=[{"name": "f", "arguments": {"x": [1]}}])
+    unusable = Turn(0, 0, "", ToolCall("f", {"x": 1}, "", error="unknown_tool"), None)
+
+    partial = verifier_for("v", ToolCalls(kind="tool_calls", partial=True)).verify(episode(unusable), wanted)
+    whole = verifier_for("v", ToolCalls(kind="tool_calls")).verify(episode(unusable), wanted)
+
+    assert (partial.passed, partial.score) == (False, 0.99)
+    assert (whole.passed, whole.score) == (False, 0.0)
+
+
+def test_partial_scores_give_each_expected_call_once_in_any_order_or_by_place() -> None:
+    two = [{"name": "f", "arguments": {"x": [1]}}, {"name": "f", "arguments": {"x": [2]}}]
+    written = [Turn(0, 0, "", ToolCall("f", {"x": x}, ""), None) for x in (2, 3)]
+
+    def score(*, order: bool) -> float | None:
+        spec = ToolCalls(kind="tool_calls", partial=True, order=order)
+        return verifier_for("v", spec).verify(episode(*written), problem(calls=two)).score
+
+    assert score(order=False) == pytest.approx(3 / 4)
+    assert score(order=True) == pytest.approx(1 / 2)
 
 
 def test_calls_come_from_the_turns_where_the_state_keeps_none() -> None:

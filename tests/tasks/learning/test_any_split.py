@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.optimizer import Optimizer
 from specs.policy import LoRA
 from specs.preference import DPO, IPO, KTO, ORPO, SimPO

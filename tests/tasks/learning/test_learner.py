@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specs.errors import StateError, TrainingError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.optimizer import Optimizer
 from specs.supervised import SFT
 from tasks.learning.algorithms import loss_for

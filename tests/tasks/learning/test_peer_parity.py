@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from specs.group_relative import CISPO, DAPO, GRPO, GSPO, RLOO, DrGRPO
+from specs.group_relative import CISPO, DAPO, GSPO, RLOO, DrGRPO
+from specs.grpo import GRPO
 from specs.preference import DPO, IPO
 from tasks.learning.algorithms import loss_for
 from tasks.tensors import Batch, token_weights

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.optimizer import Optimizer
 from specs.policy import LoRA
 from specs.value_based import Critic

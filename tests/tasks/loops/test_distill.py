@@ -8,7 +8,7 @@ import torch
 
 from specs.distillation import OPD, FullVocabulary, SampledTokens, StateWeights, TeacherTerm, TopTokens
 from specs.errors import Interrupted, TrainingError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.optimizer import Optimizer
 from tasks.episodes.local import LocalSampler
 from tasks.learning.checkpoints import Checkpointer

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from specs.errors import TrainingError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.ladder import Critique
 from tasks.loops.feedback import from_critiques
 from tests.tasks.learning.algorithms.test_opd import trajectory

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from specs.algorithms import policy_gradient_from
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.records import Observation, ToolCall, Turn
 from specs.stages import Needs
 from tasks.judging.needs import unmet

@@ -7,7 +7,7 @@ import torch
 
 from specs.algorithms import PolicyGradientAlgorithm
 from specs.errors import Interrupted, TrainingError, VerifierError
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from specs.optimizer import Optimizer
 from specs.value_based import ValueBased
 from tasks.episodes.local import LocalSampler

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from specs.group_relative import CISPO, DAPO, GRPO, GSPO, REINFORCE, RLOO, DrGRPO
+from specs.group_relative import CISPO, DAPO, GSPO, REINFORCE, RLOO, DrGRPO
+from specs.grpo import GRPO
 from specs.self_teaching import RLSD, SelfDistilled, SelfEvolve
 from specs.turn_credit import G2PO, GiGPO
 from specs.value_based import PPO, SAO, TurnPPO

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specs.group_relative import GRPO
+from specs.grpo import GRPO
 from tasks.learning.algorithms import grpo
 from tasks.learning.grouping import Rewarded, count_groups
 from tests.tasks.learning.algorithms.gradients import ADVANTAGES, LOGPROBS, MASK, OLD, batch, tensor, value_and_gradient

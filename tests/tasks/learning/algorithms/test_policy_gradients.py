@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from specs.algorithms import POLICY_GRADIENTS, policy_gradient_from
-from specs.group_relative import DAPO, GRPO, REINFORCE, RLOO, Resample, SoftOverlong
+from specs.group_relative import DAPO, REINFORCE, RLOO, Resample, SoftOverlong
+from specs.grpo import GRPO
 from specs.policy_gradient import Correction
 from specs.value_based import ValueBased
 from tasks.learning.algorithms import loss_for, policy_gradient_for
