@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (ENVIRONMENT / "ready").is_file(), reason="the peer is not installed: make trl"),
 ]
+Target = Literal["qkv", "o", "gate_up", "down"]
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
 
@@ -26,7 +28,7 @@ def answers(model: Llama) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("targets", [["qkv", "o", "gate_up", "down"], ["qkv"], ["down", "o"]])
-def test_both_read_what_the_other_writes(tmp_path: Path, targets: list[str]) -> None:
+def test_both_read_what_the_other_writes(tmp_path: Path, targets: list[Target]) -> None:
     base = saved("tiny", tmp_path / "base").model
     spec = LoRA(kind="lora", rank=3, alpha=6.0, targets=targets)
     model = adapted(base, spec, 5)
