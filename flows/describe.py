@@ -9,7 +9,7 @@ from flows.losses_of_self import compression_words, shortened
 from specs.algorithms import Algorithm
 from specs.compression import Prune, Quantize
 from specs.distillation import OPD
-from specs.dominance import DominanceReport, dominance, most_turns
+from specs.dominance import dominance_of
 from specs.errors import ProgramError
 from specs.flywheel import (
     AskPerson,
@@ -110,11 +110,6 @@ def _process_of(reward: Reward) -> str:
 def _optimizer(spec: Optimizer) -> str:
     words = f"{spec.kind}, learning rate {spec.learning_rate:g} {spec.schedule}"
     return words + (f" after {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else "")
-
-
-def dominance_of(program: Program, reward: Reward) -> DominanceReport:
-    """Return whether every success earns more than every failure, in the environment with the longest episodes."""
-    return dominance(reward, most_turns(program))
 
 
 def details(program: Program, reward: Reward) -> dict[str, object]:

@@ -24,7 +24,8 @@ class GatePower:
     value: float
     problems: int
     alpha: float
-    """Level of this look, shared by the gate's requirements (the worst case of Holm's correction)."""
+    """Level of this look, shared by the gate's requirements (the worst case of Holm's correction) and, on the set by which
+    the best of several stages is chosen, by these."""
     decidable: bool
     smallest: float | None
     needed: int | None
@@ -54,7 +55,8 @@ def _power(params: Mapping[str, Any], requirement: Json, rows: Mapping[str, int]
     bound = next(b for b in _BOUNDS if requirement[b] is not None)
     value, problems = requirement[bound], rows.get(requirement["set"], 0)
     look = 1 + len(params["asked"]) + len(params["later"])
-    alpha = spend(gate["alpha"], gate["looks"], look) / count
+    choices = len(params["candidates"]) if requirement["set"] == gate["require"][0]["set"] else 1
+    alpha = spend(gate["alpha"], gate["looks"], look) / (count * choices)
     if alpha <= 0.0:
         text = f"used up: asked {look - 1} times of {gate['looks']} declared looks; draw new problems or declare more looks"
         decidable, smallest, needed = False, None, None

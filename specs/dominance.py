@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from specs.agents import ExternalAgent
 from specs.program import Program
 from specs.reward import Reward
+from specs.verifiers import ProcessVerifier, ToolTrace
 
 _TOLERANCE = 1e-9
 
@@ -28,7 +29,13 @@ def most_turns(program: Program) -> int:
     return calls + (program.agent.max_requests if isinstance(program.agent, ExternalAgent) else 0)
 
 
-def dominance(reward: Reward, max_calls: int) -> DominanceReport:
+def cut_may_succeed(program: Program) -> bool:
+    """Return whether a trajectory that was cut for length can be a success: whether all that decide it judge such ones."""
+    deciding = [program.verifiers.get(n) for n in (*program.reward.must, *program.reward.outcome)]
+    return all(isinstance(v, ToolTrace) or (isinstance(v, ProcessVerifier) and v.judges_cut) for v in deciding)
+
+
+def dominance(reward: Reward, max_calls: int, *, cut_may_succeed: bool = False) -> DominanceReport:
     """Return the bounds for episodes of at most `max_calls` calls.
 
     Outcome weights are normalised to one and count in full or not at all; soft scores lie in [0, 1]; the penalty for
@@ -40,13 +47,14 @@ def dominance(reward: Reward, max_calls: int) -> DominanceReport:
     soft = sum(reward.soft.values())
     process = min(reward.process_cap, reward.process_per_call * max_calls)
     lost, off = _losses(reward, max_calls)
-    worst_success = 1.0 + penalty - lost - off
+    cut = reward.on_truncation if cut_may_succeed else 0.0
+    worst_success = 1.0 + penalty - lost - off + cut
     best_failure = nearly + soft + process
     lowest_failure = penalty + reward.on_truncation - lost - off
     successes_win = worst_success > best_failure + _TOLERANCE
     floor_is_lowest = not reward.must or reward.floor < lowest_failure - _TOLERANCE
     text = (
-        f"the worst success earns {worst_success:g} (1 {penalty:+g} for {max(0, max_calls - 1)} extra calls{_words(lost, off)}), "
+        f"the worst success earns {worst_success:g} ({_worst(penalty, max(0, max_calls - 1), lost, off, cut)}), "
         f"the best failure {best_failure:g} (outcome {nearly:g} + soft {soft:g} + process {process:g})"
     )
     if not successes_win:
@@ -62,11 +70,23 @@ def dominance(reward: Reward, max_calls: int) -> DominanceReport:
     return DominanceReport(worst_success, best_failure, lowest_failure, successes_win and floor_is_lowest, text)
 
 
+def dominance_of(program: Program, reward: Reward | None = None) -> DominanceReport:
+    """Return the bounds of a program's reward, or of another one in its place, for its longest episodes."""
+    return dominance(reward or program.reward, most_turns(program), cut_may_succeed=cut_may_succeed(program))
+
+
 def _losses(reward: Reward, max_calls: int) -> tuple[float, float]:
     """Return the most that tool errors cost, and the most that repetition does."""
     lost = min(reward.process_cap, -reward.process_per_error * max_calls)
     return lost, 0.0 if reward.repetition is None else reward.repetition.coef
 
 
-def _words(lost: float, off: float) -> str:
-    return (f", {-lost:+g} for tool errors" if lost else "") + (f", {-off:+g} for repetition" if off else "")
+def _worst(penalty: float, extra: int, lost: float, off: float, cut: float) -> str:
+    """Return what the worst success earns as a sum."""
+    parts = (
+        (penalty, f"for {extra} extra calls"),
+        (-lost, "for tool errors"),
+        (-off, "for repetition"),
+        (cut, "where cut"),
+    )
+    return ", ".join(["1", *(f"{amount:+g} {what}" for amount, what in parts if amount)])

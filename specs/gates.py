@@ -46,6 +46,18 @@ class Requirement(Spec):
             raise ValueError("expected exactly one of at_least, at_most, no_worse_by, better_by")
         return self
 
+    @model_validator(mode="after")
+    def _bound_in_reach(self) -> Self:
+        name = "at_least" if self.at_least is not None else "at_most"
+        bound = getattr(self, name)
+        if self.metric == "regressed_cases":
+            if self.at_most is None or self.at_most < 0:
+                raise ValueError("regressed_cases is a count: expected at_most with 0 or more, and no other bound")
+        elif bound is not None and self.metric != "reward" and not 0.0 <= bound <= 1.0:
+            near = f"; for {bound:g} % write {bound / 100:g}" if 1.0 < bound <= 100.0 else ""
+            raise ValueError(f"{name}: found {bound:g}, expected a share from 0 to 1{near}")
+        return self
+
 
 class Baseline(Spec):
     """What the candidate is compared with."""

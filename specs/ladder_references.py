@@ -1,7 +1,7 @@
 """Checks of stages that learn from a teacher's words: settings that would not be read, scores that would outweigh success."""
 
 from specs.checks import Checks
-from specs.dominance import dominance, most_turns
+from specs.dominance import dominance_of
 from specs.ladder import ActionDistill, Fit, FromTeacher, Practice
 from specs.positions import KeyPath
 from specs.routing import Signal
@@ -59,7 +59,7 @@ def _by_signal(c: Checks, path: KeyPath, spec: FromTeacher, signal: Signal) -> N
 def _outcome_stays_in_charge(c: Checks, path: KeyPath, weight: float) -> None:
     if not c.program.reward.outcome:
         return
-    proof = dominance(c.program.reward, most_turns(c.program))
+    proof = dominance_of(c.program)
     room = proof.worst_success - proof.best_failure
     if weight >= room:
         text = f"found {weight:g}, but success and failure are {room:g} apart: {proof.text}; expected less than that"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from specs.checks import (
     COMPRESSED,
@@ -19,21 +19,18 @@ from specs.checks import (
 )
 from specs.checks import Checks as _Checks
 from specs.command_references import commands
-from specs.data import Demonstrations, PoolData, ProblemFile
-from specs.dominance import dominance, most_turns
-from specs.environments import BFCL, OrderDesk, OrderType, ProcessEnvironment, events_of
-from specs.flywheel import POOLS
+from specs.data import Demonstrations, PoolData
+from specs.data_references import data
+from specs.environments import BFCL
 from specs.flywheel_references import flywheel
 from specs.gates import Gate, Requirement
 from specs.implicit import expanded, flywheel_sets
 from specs.policy import ScratchPolicy
-from specs.positions import KeyPath, Mistake, Position, listed
+from specs.positions import KeyPath, Mistake, Position
 from specs.program import Program
-from specs.redaction import REFERENCE
-from specs.reward_references import reward_models
+from specs.reward_references import reward_models, verifiers
 from specs.stages import Stage
 from specs.teacher_references import learners, teachers, teachers_data
-from specs.verifiers import ToolTrace
 
 __all__ = ["check", "expanded"]
 
@@ -43,7 +40,6 @@ _TAKEN = (
     "init", "start", "last", "best", "champion", "previous", "report", "policy", "data", "eval", "gate", "promote", "teacher",
 )  # fmt: skip
 """Names that mean something else where a stage's name may stand."""
-_OTHER_NAMES = {"regression": "regress", "anchor": "kept", "hard": "difficult"}
 
 
 def check(program: Program, positions: Mapping[KeyPath, Position], folder: Path) -> tuple[list[Mistake], list[Mistake]]:
@@ -100,105 +96,6 @@ def _agent(c: _Checks) -> None:
     if calls and c.program.agent.call_format != "nested":
         text = f"found flat, expected nested: functions of {calls[0]} (bfcl) may have an argument named `tool`"
         c.wrong(("agent", "call_format"), text)
-
-
-def _data(c: _Checks) -> None:
-    for name, source in c.program.data.items():
-        path = ("data", name)
-        if name == "apart":
-            c.wrong(path, "this name is taken by the section `apart`; choose another")
-        if name in POOLS:
-            c.wrong(
-                path,
-                f"this name is a pool's ({listed(POOLS)}); choose another, for example {_OTHER_NAMES.get(name, f'my_{name}')}",
-            )
-        owner, dot, _ = name.partition(".")
-        if dot and owner not in c.program.environments:
-            c.wrong(path, f"a name with a dot belongs to an environment, but there is no {owner}; write it without")
-        if isinstance(source, PoolData):
-            if c.program.flywheel is None:
-                c.odd(
-                    path,
-                    "this pool grows by rounds, and the program has no flywheel; it holds what earlier ones published",
-                )
-            continue
-        if not c.known((*path, "environment"), source.environment, c.program.environments, "an environment"):
-            continue
-        if isinstance(source, Demonstrations):
-            _demonstrations(c, path, source)
-        elif isinstance(source, ProblemFile):
-            _file(c, path, source)
-
-
-def _demonstrations(c: _Checks, path: KeyPath, source: Demonstrations) -> None:
-    spec = c.program.environments[source.environment]
-    by = "gold" if isinstance(spec, BFCL) else "clerk"
-    if source.by != by:
-        c.wrong(
-            (*path, "by"), f"found {source.by}, but an environment of kind {spec.kind} has only {by}; write by: {by}"
-        )
-    if source.split != "train":
-        text = f"found {source.split}, but demonstrations train; expected train, so that evaluation stays unseen"
-        c.wrong((*path, "split"), text)
-    if isinstance(spec, ProcessEnvironment):  # its types are known to its program alone
-        return
-    types = get_args(OrderType) if isinstance(spec, OrderDesk) else spec.categories
-    for i, name in enumerate(source.spoil.types or ()):
-        c.known((*path, "spoil", "types", i), name, types, f"a problem type of {source.environment}")
-    for i, name in enumerate(source.spoil.no_recovery):
-        c.known((*path, "spoil", "no_recovery", i), name, types, f"a problem type of {source.environment}")
-    if source.spoil.no_recovery and not (isinstance(spec, OrderDesk) and any(f.probability for f in spec.faults)):
-        text = f"has no effect: no tool of {source.environment} fails; declare environments.{source.environment}.faults"
-        c.wrong((*path, "spoil", "no_recovery"), text)
-
-
-def _file(c: _Checks, path: KeyPath, source: ProblemFile) -> None:
-    if REFERENCE.search(source.path):
-        return
-    if "\0" in source.path or not (c.folder / source.path).is_file():
-        c.wrong(
-            (*path, "path"), f"no such file: {source.path} (looked in {c.folder}); expected a JSONL file of problems"
-        )
-
-
-def _verifiers(c: _Checks) -> None:
-    reward, names = c.program.reward, c.program.verifiers
-    for i, name in enumerate(reward.must):
-        c.known(("reward", "must", i), name, names, "a verifier")
-    for part, weights in (("outcome", reward.outcome), ("soft", reward.soft)):
-        for name in weights:
-            c.known(("reward", part, name), name, names, "a verifier")
-    for name in reward.soft:
-        if name in reward.outcome:
-            c.wrong(("reward", "soft", name), f"{name} is also part of the outcome; a verifier counts once")
-    c.once(("reward", "must"), reward.must)
-    if not reward.outcome:
-        text = f"outcome is missing: expected which of {listed(names)} decide success, with weights"
-        c.wrong(("reward",), f"{text}, for example outcome: {{{next(iter(names))}: 1.0}}")
-    for name in names:
-        if name not in (*reward.must, *reward.outcome, *reward.soft):
-            c.odd(("verifiers", name), "is no part of the reward, so nothing asks it; name it in outcome, soft or must")
-    _dominance(c)
-    _forbidden(c)
-    earns = "process_per_error" if reward.process_per_error else "process_per_call"
-    if bool(reward.process_cap) != bool(getattr(reward, earns)):
-        other, written = (earns, "process_cap") if reward.process_cap else ("process_cap", earns)
-        c.wrong(("reward", written), f"has no effect while {other} is 0; set both or neither")
-
-
-def _dominance(c: _Checks) -> None:
-    """Report a reward under which a failure can earn as much as a success."""
-    if c.program.reward.outcome:
-        proof = dominance(c.program.reward, most_turns(c.program))
-        if not proof.holds:
-            c.wrong(("reward",), f"{proof.text}; expected every success to earn more than every failure")
-
-
-def _forbidden(c: _Checks) -> None:
-    events = dict.fromkeys(event for e in c.program.environments.values() for event in events_of(e))
-    for name, verifier in c.program.verifiers.items():
-        for i, event in enumerate(verifier.forbid if isinstance(verifier, ToolTrace) else ()):
-            c.known(("verifiers", name, "forbid", i), event, events, "an event of an environment")
 
 
 def _stages(c: _Checks) -> None:
@@ -316,5 +213,5 @@ def _ladder(c: _Checks) -> None:
 
 
 _PARTS: tuple[Callable[[Any], None], ...] = (
-    _policy, _agent, commands, _data, _verifiers, reward_models, _stages, teachers, _ladder, _evaluation, _gates, flywheel, _unused,
+    _policy, _agent, commands, data, verifiers, reward_models, _stages, teachers, _ladder, _evaluation, _gates, flywheel, _unused,
 )  # fmt: skip

@@ -114,9 +114,37 @@ def parse(text: str, names: Mapping[str, Type]) -> Expression:
     return Expression(text, _Parser(text, names).whole(), dict(names))
 
 
+def compared(condition: Expression, name: str) -> list[str]:
+    """Return the texts that a condition compares a name with as a whole (`==`, `!=`, `in`, `not in`)."""
+    found: list[str] = []
+    pending: list[Node] = [condition.root]
+    while pending:
+        match pending.pop():
+            case Compare("==" | "!=", Named(n), Constant(str(value))) | Compare(
+                "==" | "!=", Constant(str(value)), Named(n)
+            ):
+                found += [value] if n == name else []
+            case Compare("in" | "not in", Named(n), Constant(list(values))):
+                found += [v for v in values if isinstance(v, str)] if n == name else []
+            case Negation(of):
+                pending.append(of)
+            case Junction(_, of):
+                pending += of
+            case _:
+                pass
+    return found
+
+
 def problem_values(problem: "Problem") -> dict[str, Any]:
     """Return what a condition over `PROBLEM_NAMES` is evaluated with."""
     return {name: getattr(problem, name.removeprefix("problem.")) for name in PROBLEM_NAMES}
+
+
+def _instead(sign: str, left: Type, right: Type) -> str:
+    """Return what was probably meant by a comparison that could never hold."""
+    if sign in ("==", "!=") and left in ("texts", "numbers"):
+        return "; to ask whether a list holds a value, write VALUE in NAME"
+    return "; put a text in quotes" if left == "text" and right in ("number", "flag") else ""
 
 
 def _evaluate(node: Node, values: Mapping[str, Any], whole: Expression) -> Any:
@@ -258,7 +286,10 @@ class _Parser:
         else:
             fits, expected = left == right and left in ("number", "text"), "two numbers or two texts"
         if not fits:
-            self.fail(token, f"found {_NAMED[right]} behind {_NAMED[left]} {sign}, expected {expected}")
+            self.fail(
+                token,
+                f"found {token.text}, {_NAMED[right]}, behind {sign}, expected {expected}{_instead(sign, left, right)}",
+            )
 
     def operand(self) -> tuple[Constant | Named, Type]:
         token = self.peek()

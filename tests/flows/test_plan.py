@@ -218,6 +218,8 @@ def test_gates_say_what_they_can_see():
     assert absolute.text == "passes from 704 of 800 (0.880)"
     assert paired.text.startswith("not asked in this run, there is no champion yet")
     assert paired.smallest == pytest.approx(0.0464, abs=1e-3)
+    best, _ = gate_powers(plan(changed(SMALL, "gates.ship.candidate", "best")))
+    assert best.alpha == absolute.alpha / len(SMALL["stages"]), "the best of several looks better than it is"
     few = gate_powers(plan(changed(SMALL, "data.hidden.size", 10)))[0]
     assert not few.decidable
     assert "cannot pass: 10 problems are too few even without one mistake" in few.text

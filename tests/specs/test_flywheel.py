@@ -144,7 +144,8 @@ def test_an_environment_without_siblings_cannot_be_repaired(tmp_path: Path) -> N
         ("    argument: {do: repair, quota: 10}\n    premature_stop: {do: hard_pool}\n", ""),
         (MEND, "data: [anchor]"), (HARDEN, "data: [train]"), ("from: [train]", "from: [train, fc]"),
     )  # fmt: skip
-    assert load(tmp_path, other, data, nested, asks).program.flywheel is not None
+    any_world = ("kind: environment_state", "kind: tool_trace")
+    assert load(tmp_path, other, data, nested, any_world, asks).program.flywheel is not None
 
 
 def test_what_is_odd_about_a_flywheel_is_a_warning(tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ def test_what_is_accepted_is_accepted_by_prefect_too(cron: str) -> None:
     assert CronSchedule(cron=Schedule(cron=cron).cron, timezone="UTC").cron == cron
 
 
+@pytest.mark.parametrize("text", ['{webhook: "${env:URL}"}', '{command: [curl, "-H", "Auth: ${env:KEY}"]}'])
+def test_a_hook_may_refer_to_the_environment(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(f"{BASE}notify: {text}\n")
+    assert [r.name for r in load_program(path).references] in (["URL"], ["KEY"])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -44,8 +44,9 @@ def test_conditions(text: str, value: bool) -> None:  # noqa: FBT001
         ("problem.type == mail", "column 17: unknown name mail, expected .*; put texts in quotes"),
         ("problem.type", "column 13: found the end, expected a comparison: problem.type is a text"),
         ("(problem.min_calls > 1", r"column 23: found the end, expected \)"),
-        ("problem.tags == 'a'", "column 17: found a text behind texts"),
-        ("problem.min_calls < 'a'", "column 21: found a text behind a number <, expected two numbers or two texts"),
+        ("problem.tags == 'a'", "column 17: found 'a', a text, behind ==, expected texts; to ask whether a list holds a value, write VALUE in NAME"),
+        ("problem.type == 3", "column 17: found 3, a number, behind ==, expected a text; put a text in quotes"),
+        ("problem.min_calls < 'a'", "column 21: found 'a', a text, behind <, expected two numbers or two texts"),
         ("problem.min_calls in ['a']", "expected a list of numbers"),
         ("problem.min_calls in [1, 'a']", "found texts and numbers in one list"),
         ("problem.type in []", "found an empty list"),
@@ -107,3 +108,8 @@ def test_any_text_is_a_condition_or_a_program_error(text: str) -> None:
     except ProgramError:
         return
     assert isinstance(expression.evaluate(values), bool)
+
+
+def test_texts_that_a_name_is_compared_with_are_told() -> None:
+    text = "problem.type in ['a', 'b'] or not (problem.type == 'c' and 'd' != problem.type) or problem.id == 'x' or 'e' in problem.tags"
+    assert sorted(when.compared(when.parse(text, when.PROBLEM_NAMES), "problem.type")) == ["a", "b", "c", "d"]

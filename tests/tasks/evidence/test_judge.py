@@ -209,3 +209,7 @@ def test_dominance_says_the_numbers_and_what_to_change() -> None:
     assert not low.holds
     assert "set reward.floor below -0.3" in low.text
     assert dominance(Reward(outcome={"a": 1.0}), 100).holds
+
+    cut = Reward(outcome={"a": 1.0}, soft={"b": 0.3}, on_truncation=-0.9)
+    assert dominance(cut, 4).holds, "where no cut trajectory succeeds, none of them is a worst success"
+    assert dominance(cut, 4, cut_may_succeed=True).worst_success == pytest.approx(0.1)
