@@ -44,7 +44,10 @@ def test_conditions(text: str, value: bool) -> None:  # noqa: FBT001
         ("problem.type == mail", "column 17: unknown name mail, expected .*; put texts in quotes"),
         ("problem.type", "column 13: found the end, expected a comparison: problem.type is a text"),
         ("(problem.min_calls > 1", r"column 23: found the end, expected \)"),
-        ("problem.tags == 'a'", "column 17: found 'a', a text, behind ==, expected texts; to ask whether a list holds a value, write VALUE in NAME"),
+        (
+            "problem.tags == 'a'",
+            "column 17: found 'a', a text, behind ==, expected texts; to ask whether a list holds a value, write VALUE in NAME",
+        ),
         ("problem.type == 3", "column 17: found 3, a number, behind ==, expected a text; put a text in quotes"),
         ("problem.min_calls < 'a'", "column 21: found 'a', a text, behind <, expected two numbers or two texts"),
         ("problem.min_calls in ['a']", "expected a list of numbers"),
