@@ -53,36 +53,32 @@ def _gate(graph: Graph, name: str, gate: Gate, chosen: list[str], evidence: str 
         graph.evaluate(baseline, paired)
         inputs |= {f"baseline.{s}": f"eval.{baseline}.{s}" for s in paired}
     if evidence is not None:
-        inputs |= _round_inputs(graph, gate, sets, evidence)
+        inputs |= _round_inputs(graph, name, gate, evidence)
     promotable = "champion" in gate_aliases(graph.program)
     champion = graph.resolution.aliases.get("champion") if promotable else None
     known = None if champion is None else {k: champion[k] for k in ("version", "digest")}
     known = None if known is None or champion is None else known | {"former": champion.get("former") or []}
     params: Json = {
         "gate": dump(gate), "name": graph.part.name(name), "candidates": chosen, "sets": sets,
-        "baseline": baseline, "champion": known, "asked": _asked(graph, sets),
+        "baseline": baseline, "champion": known, "program": graph.program.program,
+        "others": [n for n in graph.program.gates if n != name],
     }  # fmt: skip
+    inputs |= {f"data.{s}": f"data.{s}" for s in sets}
     decided = graph.add(graph.part.name(f"gate.{name}"), "gate", params, inputs)
     if gate.on_pass == "promote":
         given = {"gate": decided} | {f"policy.{s}": graph.policies[s] for s in chosen}
         before = [n for n in graph.nodes if n.startswith("promote.")]
-        given |= {"before": before[-1]} if graph.part.number and before else {}
+        given |= {"before": before[-1]} if before else {}
+        through = "before" if before else None  # what this run has promoted stays known where one is left out
         promoted: Json = {"program": graph.program.program, "gate": graph.part.name(name), "candidates": chosen}
-        graph.add(graph.part.name(f"promote.{name}"), "promote", promoted, given)
+        graph.add(graph.part.name(f"promote.{name}"), "promote", promoted, given, passthrough=through)
 
 
-def _round_inputs(graph: Graph, gate: Gate, sets: list[str], evidence: str) -> dict[str, str]:
-    """Return what a round's gate reads beside: the champion of that moment, and the looks that were taken before it."""
+def _round_inputs(graph: Graph, name: str, gate: Gate, evidence: str) -> dict[str, str]:
+    """Return what a round's gate needs beside: the champion of that moment, and that its earlier looks are taken."""
     inputs = {"evidence": evidence} if gate.baseline.alias == "champion" else {}
-    earlier = [n for n in graph.nodes.values() if n.kind == "gate" and set(n.params["sets"]) & set(sets)]
-    before = [n for n in earlier if n.params["name"].partition("@")[2] != str(graph.part.number)]
-    return inputs | {f"earlier.{n.params['name']}": n.id for n in before}
-
-
-def _asked(graph: Graph, sets: list[str]) -> list[str]:
-    """Return the digests of the policies that gates already asked one of these sets about: the looks that are spent."""
-    keys = [graph.nodes[f"data.{s}"].plan_key for s in sets]
-    return list(once(digest for key in keys for digest in graph.resolution.asked.get(key, [])))
+    earlier = [n for n in graph.nodes.values() if n.kind == "gate" and n.params["name"].partition("@")[0] == name]
+    return inputs | {f"earlier.{n.params['name']}": n.id for n in earlier}
 
 
 def _baseline(graph: Graph, name: str, gate: Gate) -> str | None:

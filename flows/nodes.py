@@ -129,23 +129,23 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         trains=True, needs=("teach",),
     ),
     NodeKind("evaluate", 2, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES, needs=("policy",)),
-    NodeKind("gate", 1, "flows.work.judging:gate", False, estimates.nothing, ()),
-    NodeKind("promote", 1, "flows.work.promotion:promote", False, estimates.nothing),
+    NodeKind("gate", 2, "flows.work.judging:gate", False, estimates.nothing, ()),
+    NodeKind("promote", 2, "flows.work.promotion:promote", False, estimates.nothing),
     NodeKind("data.published", 1, "flows.work.published:published", False, estimates.nothing, ("version.path",)),
-    NodeKind("round.start", 2, "flows.work.rounds:start", False, estimates.started),
-    NodeKind("round.evidence", 1, "flows.work.rounds:evidence", False, estimates.started),
+    NodeKind("round.start", 3, "flows.work.rounds:start", False, estimates.started),
+    NodeKind("round.evidence", 2, "flows.work.rounds:evidence", False, estimates.started),
     NodeKind(
         "round.proceed", 1, "flows.work.rounds:proceed", False, estimates.nothing, decides="decision.json",
     ),
     NodeKind(
-        "round.choose", 2, "flows.work.rounds:choose", False, estimates.nothing, decides="decision.json",
+        "round.choose", 3, "flows.work.rounds:choose", False, estimates.nothing, decides="decision.json",
     ),
     NodeKind("mine", 1, "flows.work.mining:mine", True, estimates.mine, _PLACES),
     NodeKind("cases.attribute", 2, "flows.work.flywheel:attribute", False, estimates.attribute),
     NodeKind("cases.remedy", 3, "flows.work.remedying:remedy", False, estimates.remedy),
     NodeKind("data.pool", 2, "flows.work.remedying:pool", False, estimates.pool),
     NodeKind("pools.publish", 2, "flows.work.remedying:publish", False, estimates.nothing),
-    NodeKind("report", 1, "flows.work.judging:report", False, estimates.nothing, ("about",)),
+    NodeKind("report", 2, "flows.work.judging:report", False, estimates.nothing, ("about",)),
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flows.looks import Known
 from flows.nodes import Json, Plan
 
 DISCORDANT = 0.1
@@ -36,30 +37,50 @@ class GatePower:
         return asdict(self)
 
 
-def gate_powers(plan: Plan) -> list[GatePower]:
-    """Return what every requirement of every gate can decide."""
+def gate_powers(plan: Plan, known: Mapping[str, Known] | None = None) -> list[GatePower]:
+    """Return what every requirement of every gate can decide; `known`: gate node -> looks, none where left out."""
     found: list[GatePower] = []
     for node in plan.nodes:
         if node.kind == "gate":
             gate = node.params["gate"]
-            params = {**node.params, "later": [n for n in node.inputs if n.startswith("earlier.")]}
+            later = sum(name.startswith("earlier.") for name in node.inputs)
+            look, level, used = _look(gate, (known or {}).get(node.id) or Known(later=later))
+            params = {**node.params, "look": look, "level": level, "used": used}
             params["moment"] = "evidence" in node.inputs
             found += [_power(params, r, plan.rows, len(gate["require"])) for r in gate["require"]]
     return found
 
 
-def _power(params: Mapping[str, Any], requirement: Json, rows: Mapping[str, int], count: int) -> GatePower:
-    from tasks.statistics.looks import spend
+def _look(gate: Json, known: Known) -> tuple[int, float, float]:
+    """Return which look a gate's is, its level, and the alpha that others spend, those of this run before it too."""
+    from tasks.statistics.looks import level_of, look_at
 
+    look, _, used = look_at(known.candidate, known.asked)
+    if known.candidate not in {a.candidate for a in known.asked}:
+        for _ in range(known.later):
+            used += level_of(gate["alpha"], gate["looks"], look, used)
+            look += 1
+    return look, level_of(gate["alpha"], gate["looks"], look, used), used
+
+
+def _used_up(params: Mapping[str, Any]) -> str:
+    from tasks.statistics.looks import level_of
+
+    gate, look = params["gate"], params["look"]
+    if level_of(gate["alpha"], look, look, params["used"]) > 0.0:
+        times = f"asked {look - 1} times of {gate['looks']} declared looks"
+        return f"used up: {times}; draw new problems or declare more looks"
+    return f"used up: {look - 1} looks have spent alpha {gate['alpha']:g}; only new problems help"
+
+
+def _power(params: Mapping[str, Any], requirement: Json, rows: Mapping[str, int], count: int) -> GatePower:
     gate = params["gate"]
     bound = next(b for b in _BOUNDS if requirement[b] is not None)
     value, problems = requirement[bound], rows.get(requirement["set"], 0)
-    look = 1 + len(params["asked"]) + len(params["later"])
     choices = len(params["candidates"]) if requirement["set"] == gate["require"][0]["set"] else 1
-    alpha = spend(gate["alpha"], gate["looks"], look) / (count * choices)
+    alpha = params["level"] / (count * choices)
     if alpha <= 0.0:
-        text = f"used up: asked {look - 1} times of {gate['looks']} declared looks; draw new problems or declare more looks"
-        decidable, smallest, needed = False, None, None
+        text, decidable, smallest, needed = _used_up(params), False, None, None
     elif bound in ("no_worse_by", "better_by"):
         decidable, smallest, needed, text = _paired(bound, value, problems, alpha)
         if params["moment"]:

@@ -1,10 +1,10 @@
 """What the outside was resolved to, as data, and what of a program is used at all. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from flows.nodes import Json, digest
+from flows.nodes import NODE_KINDS, Json, digest
 from specs.command_references import own_programs
 from specs.commands import ResolvedCommand
 from specs.data import PoolData
@@ -36,8 +36,8 @@ class Resolution:
     """Data set -> path, digest, rows, stat of its file."""
     aliases: dict[str, Json | None] = field(default_factory=dict[str, "Json | None"])
     """Registry alias -> version, digest, folder in the home; None where it does not exist yet."""
-    asked: dict[str, list[str]] = field(default_factory=dict[str, "list[str]"])
-    """Plan key of a data set -> digests of the policies that gates asked it about, in order."""
+    promotions: int = 0
+    """How many changes of the champion the registry held as aliases were looked up."""
     answers: dict[str, list[Json]] = field(default_factory=dict[str, "list[Json]"])
     """Gate node -> what people answered when it was held: evidence, verdict, by, at, why."""
     pools: dict[str, Json | None] = field(default_factory=dict[str, "Json | None"])
@@ -50,8 +50,10 @@ class Resolution:
     """What `auto` means: bf16 where the machine that resolved the program has such arithmetic."""
     machine: dict[str, float] = field(default_factory=dict[str, float])
     """Cores and memory; for estimates and threads, never part of a key."""
+    code: str = ""
+    """Digest of the versions of node kinds and of the program's environments and verifiers."""
     reused: bool = False
-    """Aliases and looks are those of the last run."""
+    """Moving names mean what they meant at the last run."""
 
     def to_dict(self) -> Json:
         """Return JSON-ready data."""
@@ -62,6 +64,38 @@ def resolution_from(data: Mapping[str, Any]) -> Resolution:
     """Return the resolution that `to_dict` wrote; keys of other versions are left out."""
     names = {f.name for f in fields(Resolution)}
     return Resolution(**{k: v for k, v in data.items() if k in names})
+
+
+def code_digest(program: Program) -> str:
+    """Return the digest of the versions that keys hold: where one was raised, nodes are done anew."""
+    sections = {"environments": program.environments, "verifiers": program.verifiers}
+    used = {f"{s}.{n}": f"{spec.kind}@{spec.version}" for s, found in sections.items() for n, spec in found.items()}
+    return digest([{name: kind.version for name, kind in NODE_KINDS.items()}, used])
+
+
+def same_outside(one: Resolution, other: Resolution, variables: Collection[str]) -> bool:
+    """Return whether two resolutions looked at the same content, wherever it lies; what names mean is left out.
+
+    `variables`: those of the environment that count.
+    """
+    return digest(_content(one, variables)) == digest(_content(other, variables))
+
+
+def _content(found: Resolution, variables: Collection[str]) -> Json:
+    return {
+        "program": found.program_digest,
+        "code": found.code,
+        "env": {name: value for name, value in found.env.items() if name in variables},
+        "weights": _without_place(found.weights or {}),
+        "teachers": {name: _without_place(weights) for name, weights in found.teachers.items()},
+        "files": {name: file["digest"] for name, file in found.files.items()},
+        "packages": found.packages,
+        "commands": {name: [known["files"], known["reported"]] for name, known in found.commands.items()},
+    }
+
+
+def _without_place(weights: Json) -> Json:
+    return {"digest": weights.get("digest"), "adapter": (weights.get("adapter") or {}).get("digest")}
 
 
 def program_digest(program: Program) -> str:

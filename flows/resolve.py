@@ -1,7 +1,8 @@
 """The only part that looks outside before a run: names that move become immutable ids, stored with the plan.
 
-Content (files, weights, packages, values behind `${env:…}`) is looked at every time. Registry aliases are looked at
-once per program text: an unchanged program keeps what they meant at its last run, until `refresh`.
+Content (files, weights, packages, programs of one's own, values behind `${env:…}`) is looked at every time. Names that
+move (aliases, pools, `precision: auto`) keep what they meant at the last run while program and content are those of
+that run, until `refresh`: what is judged anew is compared with the champion of now.
 """
 
 import hashlib
@@ -11,17 +12,20 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from flows import answers, own_programs, pools
 from flows.leases import accelerated
-from flows.looks import earlier_looks
+from flows.looks import read as read_looks
 from flows.resolution import (
     Resolution,
+    code_digest,
     environments_of,
     program_digest,
     resolution_from,
+    same_outside,
     used_data,
     wanted_aliases,
 )
@@ -84,26 +88,39 @@ def resolve(
     environ = os.environ if environ is None else environ
     where = _Where(file, loaded)
     last = _last(state_view, program.program)
-    meaning = program_digest(program)
     salt = last.salt if last is not None and last.salt else secrets.token_hex(8)
     folder = file.parent if file is not None else Path.cwd()
-    pinned = last if last is not None and last.program_digest == meaning and not refresh else None
-    return Resolution(
-        program_digest=meaning,
+    seen = Resolution(
+        program_digest=program_digest(program),
         file=None if file is None else str(file),
         salt=salt,
         env=_environment(program, where, environ, salt),
         weights=_weights(program, folder, where, environ, last),
         teachers=_teachers(program, folder, where, environ, last),
         files=_files(program, folder, where, environ, last),
-        aliases=_aliases(program, state_view, pinned),
         packages=_packages(program, where),
         commands=own_programs.look(program, folder, where),
         machine=_machine(program),
-        precision=pinned.precision if pinned is not None else auto_precision(program),
-        asked=_asked(program, state_view, pinned),
-        pools=_pools(program, state_view, pinned),
-        answers=answers.resolved(state_view.home, program.program) if state_view is not None and program.gates else {},
+        code=code_digest(program),
+    )
+    same = last is not None and not refresh and same_outside(last, seen, _variables_that_count(program))
+    return _with_names(seen, program, state_view, last if same else None)
+
+
+def _with_names(seen: Resolution, program: Program, view: StateView | None, pinned: Resolution | None) -> Resolution:
+    """Return what was looked at with what moving names mean: in `pinned` where it is given, else now."""
+    aliases, promotions = _aliases(program, view, pinned)
+    answered = {}
+    if view is not None and program.gates:
+        read_looks(view.home, program.program)  # a damaged ledger is told now and not after hours, by a gate
+        answered = answers.resolved(view.home, program.program)
+    return replace(
+        seen,
+        aliases=aliases,
+        promotions=promotions,
+        precision=auto_precision(program) if pinned is None else pinned.precision,
+        pools=_pools(program, view, pinned),
+        answers=answered,
         reused=pinned is not None,
     )
 
@@ -189,6 +206,12 @@ def _environment(program: Program, where: _Where, environ: Mapping[str, str], sa
                 )
             found[name] = hashlib.sha256(f"{salt}\0{environ[name]}".encode()).hexdigest()
     return dict(sorted(found.items()))
+
+
+def _variables_that_count(program: Program) -> set[str]:
+    """Return the environment variables that more than tags read."""
+    texts = _strings(program.model_dump(mode="json", by_alias=True, exclude={"tags"}), "")
+    return {name for _, text in texts for name in _REFERENCE.findall(text)}
 
 
 def _stored_path(text: str, path: Path, where: str) -> str:
@@ -287,25 +310,20 @@ def _packages(program: Program, where: _Where) -> dict[str, str]:
     return {}
 
 
-def _aliases(program: Program, view: StateView | None, pinned: Resolution | None) -> dict[str, Json | None]:
+def _aliases(program: Program, view: StateView | None, pinned: Resolution | None) -> tuple[dict[str, Json | None], int]:
+    """Return what aliases mean, and how many changes of the champion there were then."""
     wanted = wanted_aliases(program)
     if pinned is not None and set(wanted) <= set(pinned.aliases):
-        found = {name: pinned.aliases[name] for name in wanted}
+        found, promotions = {name: pinned.aliases[name] for name in wanted}, pinned.promotions
     else:
-        found = _registered(program.program, wanted, view)
+        found, promotions = _registered(program.program, wanted, view)
     for name, version in found.items():
         if version is not None and view is not None and not (view.home / version["folder"]).exists():
             raise StateError(
                 f"registry: the {name} of {program.program} (version {version['version']}) should lie in "
                 f"{version['folder']}, which is gone; promote another version with `tutelage promote`"
             )
-    return found
-
-
-def _asked(program: Program, view: StateView | None, pinned: Resolution | None) -> dict[str, list[str]]:
-    if pinned is not None:
-        return pinned.asked
-    return earlier_looks(view.home, program.program) if view is not None and program.gates else {}
+    return found, promotions
 
 
 def _pools(program: Program, view: StateView | None, pinned: Resolution | None) -> dict[str, Json | None]:
@@ -319,10 +337,10 @@ def _pools(program: Program, view: StateView | None, pinned: Resolution | None) 
     return {pool: None if version is None else version.resolved() for pool, version in found.items()}
 
 
-def _registered(program: str, wanted: list[str], view: StateView | None) -> dict[str, Json | None]:
+def _registered(program: str, wanted: list[str], view: StateView | None) -> tuple[dict[str, Json | None], int]:
     path = None if view is None else view.home / "registry" / f"{program}.json"
     if path is None or not path.exists():
-        return dict.fromkeys(wanted)
+        return dict.fromkeys(wanted), 0
     try:
         data = cast(Json, json.loads(path.read_text(encoding="utf-8")))
         versions = {int(v["version"]): v for v in data["versions"]}
@@ -334,7 +352,7 @@ def _registered(program: str, wanted: list[str], view: StateView | None) -> dict
         if (champion := found.get("champion")) is not None:
             stood = {str(p["digest"]) for p in data["promotions"] if p["result"] in ("promoted", "rolled_back")}
             champion["former"] = sorted(stood - {champion["digest"]})
-        return found
+        return found, len(data["promotions"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise StateError(
             f"{path}: damaged registry ({type(e).__name__}: {e}); expected versions and aliases; "

@@ -261,8 +261,9 @@ def locked(path: Path) -> Iterator[None]:
 class Ledger:
     """Append-only JSON lines that survive a kill: a torn tail is counted, never read, and cut before appending."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, remedy: str = "move the file away to do its node again") -> None:
         self.path = path
+        self._remedy = remedy
         self.torn = 0
         """Bytes of a torn tail that reading met or appending cut."""
         self.repeated = 0
@@ -304,11 +305,12 @@ class Ledger:
             record = json.loads(line)
         except ValueError as e:
             raise StateError(
-                f"{self.path}:{number}: found a damaged record, expected one JSON object a line; "
-                "move the file away to do its node again"
+                f"{self.path}:{number}: found a damaged record, expected one JSON object a line; {self._remedy}"
             ) from e
         if not isinstance(record, dict):
-            raise StateError(f"{self.path}:{number}: found {type(record).__name__}, expected a JSON object")
+            raise StateError(
+                f"{self.path}:{number}: found {type(record).__name__}, expected a JSON object; {self._remedy}"
+            )
         return cast(dict[str, Any], record)
 
     def _repair(self) -> None:

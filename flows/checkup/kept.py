@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from flows import pools, registry
+from flows import looks, pools, registry
 from flows.checkup.findings import Finding, ok
 from flows.databranch import BRANCH, MARKER, existing, git
 from flows.durable import Ledger, remove_temporaries, temporaries
@@ -63,7 +63,7 @@ def _remove(folder: Path) -> bool:
 
 
 def records(state: State) -> Iterator[Finding]:
-    """Read the record and the plan of each program's last run."""
+    """Read the record and the plan of each program's last run, and the ledger of its gates' looks."""
     for path in sorted(state.home.glob("programs/*/last.json")):
         program, known = path.parent.name, len(state.damage)
         record = state.last(program)
@@ -71,6 +71,10 @@ def records(state: State) -> Iterator[Finding]:
             yield Finding("records", "wrong", str(path), text, "run the program again: a new record is written")
         if record is None:
             continue
+        try:
+            looks.read(state.home, program)
+        except StateError as e:
+            yield Finding("records", "wrong", str(looks.path_of(state.home, program)), str(e), "restore it from a copy")
         if state.plan(record.plan) is None:
             what = f"the plan of the last run ({record.plan[:12]}) is gone or damaged"
             yield Finding("records", "wrong", str(state.home / "plans"), what, f"run {record.file} again")

@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+from flows.looks import known
 from flows.plan import diff, save_bytes, statuses
 from flows.power import gate_powers
 from flows.prepare import last_plan, other_plan, prepare
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     state = State(find_home())
     loaded, plan = prepare(Path(args.file), args.set, state, refresh=args.refresh)
     found = statuses(plan, state, last_plan(state, plan.program))
-    powers = gate_powers(plan)
+    powers = gate_powers(plan, known(plan, state, found))
     against = None if args.diff is None else diff(other_plan(args.diff, plan, state), plan)
     if args.save is not None:
         _save(Path(args.save), save_bytes(plan))

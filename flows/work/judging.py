@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from flows import looks
 from flows.answers import applied
-from flows.context import NodeContext, Outcome, Result
+from flows.context import NodeContext, Outcome
 from flows.durable import digest_tree, write_durable
 from specs.environments import Environments
 from specs.errors import DataError
@@ -18,7 +19,7 @@ from specs.records import Problem, Trajectory, problem_from
 from specs.reward import Reward
 from specs.strict_json import parse
 from tasks.judging.evaluation import reward_range, summarise
-from tasks.judging.gates import SETTLED, Evidence, decide
+from tasks.judging.gates import SETTLED, Evidence, decide, result_of
 from tasks.judging.results import Evaluated, Unusable, try_evaluation, write_evaluation
 
 HEADLINE = ("success", "success_greedy", "reward", "tool_success", "invalid_call_rate", "truncated_rate")
@@ -139,7 +140,7 @@ def _roll(node: NodeContext, folder: Path, spec: Evaluation, problems: Sequence[
     return _Rolled(sampled, roll(1, 0.0, "greedy") if spec.greedy else [], policy.digest)
 
 
-def _evidence(node: NodeContext) -> Evidence:
+def _evidence(node: NodeContext, question: looks.Question) -> Evidence:
     params = node.params
     sets: list[str] = params["sets"]
     started = _champion_now(node, sets)
@@ -163,7 +164,8 @@ def _evidence(node: NodeContext) -> Evidence:
         baseline_name=name or "baseline",
         champion_digest=champion,
         former=list((params.get("champion") or {}).get("former") or ()),
-        asked=_looks(node),
+        asked=[] if node.home is None else looks.asked_before(node.home, params["program"], question),
+        contents=question.sets,
     )
 
 
@@ -178,27 +180,21 @@ def _champion_now(node: NodeContext, sets: list[str]) -> tuple[str, dict[str, Ev
     return name, {s: try_evaluation(folder / "baseline" / s) for s in sets if (folder / "baseline" / s).is_dir()}
 
 
-def _looks(node: NodeContext) -> list[str]:
-    """Return the policies that these sets were asked about before, in earlier runs and by this run's earlier gates."""
-    asked: list[str] = list(node.params.get("asked") or ())
-    for name, folder in node.inputs.items():
-        if name.startswith("earlier."):
-            record = parse((folder / "gate.json").read_text(encoding="utf-8"))
-            spent = record["answer"] not in SETTLED and record["look"] <= record["looks"]
-            if spent and record["candidate_digest"] not in (None, *asked):
-                asked.append(record["candidate_digest"])
-    return asked
-
-
 def gate(node: NodeContext) -> Outcome:
     """Decide from the evaluations alone and write `gate.json`; inconclusive is answered as the gate declares.
 
-    Where it is to be held, and a person answered this very record, the answer decides.
+    Where it is to be held, and a person answered this very record, the answer decides. The look is written down before
+    the record is, so that nobody sees an answer that was not counted.
     """
-    spec = Gate.model_validate(node.params["gate"])
-    record = decide(spec, node.params["name"], _evidence(node)).to_dict()
-    if record["answer"] == "inconclusive" and spec.on_inconclusive == "hold":
-        record = applied(record, node.params.get("answers") or [], node.inputs)
+    spec, params = Gate.model_validate(node.params["gate"]), node.params
+    question = looks.question(params, {s: looks.content(node.inputs.get(f"data.{s}")) for s in params["sets"]})
+    found = decide(spec, params["name"], _evidence(node, question))
+    if node.home is not None and found.candidate_digest is not None and found.spent:
+        looks.keep(node.home, params["program"], question, found.candidate_digest, alpha=found.spent, look=found.look)
+    record = found.to_dict()
+    if found.result == "held":
+        record = applied(record, params.get("answers") or [], node.inputs)
+        record["result"] = result_of(record["answer"], spec)
     data = json.dumps(record, indent=1, sort_keys=True, allow_nan=False)
     write_durable(node.out / "gate.json", data + "\n")
     write_durable(node.out / "gate.txt", record["text"])
@@ -206,11 +202,7 @@ def gate(node: NodeContext) -> Outcome:
 
 
 def _decided(record: dict[str, Any], spec: Gate) -> Outcome:
-    results: dict[str, Result] = {"pass": "completed", "fail": "gate_failed", "already_promoted": "already_promoted"}
-    results["superseded"] = "already_promoted"
-    on_inconclusive: dict[str, Result] = {"hold": "held", "fail": "gate_failed", "pass_on": "completed"}
     answer = record["answer"]
-    result = results.get(answer) or on_inconclusive[spec.on_inconclusive]
     notes = [f"gate {record['gate']}: {answer.replace('_', ' ')}: {record['sentence']}", *record["notes"]]
     if answer == "inconclusive" and spec.on_inconclusive == "pass_on":
         notes.append("on_inconclusive is pass_on: the run goes on, nothing is promoted")
@@ -218,7 +210,7 @@ def _decided(record: dict[str, Any], spec: Gate) -> Outcome:
         f"{r['metric']}_{r['set']}": r["value"] for r in record["rows"] if r["value"] is not None
     }
     metrics["passed"] = float(answer in ("pass", *SETTLED))
-    return Outcome(result=result, metrics=metrics, notes=notes)
+    return Outcome(result=record["result"], metrics=metrics, notes=notes)
 
 
 def report(node: NodeContext) -> Outcome:

@@ -59,20 +59,20 @@ def _chosen(node: NodeContext) -> _Choice:
     params = node.params
     record = _read(node.inputs["gate"] / "gate.json") if "gate" in node.inputs else {}
     candidate = record.get("candidate") or params["candidates"][-1]
-    answer = record.get("answer")
+    answer, failed = record.get("answer"), record.get("result") == "gate_failed"
     if answer in ("pass", "already_promoted") and params["promotes"]:
-        return _Choice(candidate, "it was promoted just before", candidate)
+        return _Choice(candidate, "its gate promotes it", candidate)
     known = "champion" if params["champion"] else None
     if "before" in node.inputs:
         known = None if _name(node, "before") is None else "before"
     if answer == "superseded" and known is not None:
         return _Choice(known, f"it took the place of {candidate}", known)
-    if answer == "fail" and params["start_from"] == "candidate_or_champion":
+    if failed and params["start_from"] == "candidate_or_champion":
         if known is not None:
             return _Choice(known, f"the gate of {candidate} failed", known)
         return _Choice(candidate, "its gate failed, but there is no champion to start from", None)
-    words = {None: "no gate judged it", "fail": "its gate failed, and start_from is candidate"}
-    return _Choice(candidate, words.get(answer, f"its gate did not fail ({answer})".replace("_", " ")), known)
+    why = "no gate judged it" if answer is None else f"its gate did not fail ({answer})".replace("_", " ")
+    return _Choice(candidate, "its gate failed, and start_from is candidate" if failed else why, known)
 
 
 def _name(node: NodeContext, policy: str) -> str | None:
@@ -140,7 +140,7 @@ def _gain(node: NodeContext, number: int, names: list[str]) -> tuple[bool, str]:
     if before is None or after is None:
         return False, f"round {number}: success on {which} was not measured, which is no gain"
     text = f"round {number}: success on {which} went from {before:.3f} to {after:.3f}"
-    if record.get("answer") == "fail":
+    if record.get("result") == "gate_failed":
         return False, f"{text}, and its gate failed"
     return after > before, f"{text}, {'a gain' if after > before else 'no gain'}"
 

@@ -2,7 +2,7 @@
 
 - Every row is a claim that people read on its own, so Holm's correction runs over the rows of a gate, once for the
   claims that requirements hold and once for the claims that they do not.
-- Each look at the same sets spends part of alpha (`tasks.statistics.looks`); a used-up set decides nothing.
+- Each look at the same sets spends part of alpha (`tasks.statistics.looks`); where none is left, nothing is decided.
 - Missing, invalid or damaged evidence is never a pass.
 """
 
@@ -13,9 +13,14 @@ from specs.gates import Gate
 from tasks.judging.requirements import Examined, Row, examine, finish, needs_baseline
 from tasks.judging.results import Evaluated, Unusable
 from tasks.statistics.holm import adjust, levels
-from tasks.statistics.looks import spend
+from tasks.statistics.looks import Asked, level_of, look_at
 
 Answer = Literal["pass", "fail", "inconclusive", "already_promoted", "superseded"]
+Result = Literal["completed", "gate_failed", "held", "already_promoted"]
+_RESULTS: dict[str, Result] = {
+    "pass": "completed", "fail": "gate_failed", "already_promoted": "already_promoted", "superseded": "already_promoted",
+}  # fmt: skip
+_UNDECIDED: dict[str, Result] = {"hold": "held", "fail": "gate_failed", "pass_on": "completed"}
 SETTLED: tuple[Answer, ...] = ("already_promoted", "superseded")
 """Answers that ask nothing of the sets: the candidate is the champion, or was it until another took its place."""
 FORMAT = 1
@@ -35,12 +40,10 @@ class Evidence:
     champion_digest: str | None = None
     former: list[str] = field(default_factory=list)
     """Digests of the policies that once were champion and gave way."""
-    asked: list[str] = field(default_factory=list)
-    """Digests of the policies that gates asked these sets about before, in order; each is a look."""
-
-    def look(self, digest: str | None) -> int:
-        """Return which look at the sets this is, from 1; asking about the same policy again is the same look."""
-        return (self.asked.index(digest) if digest in self.asked else len(self.asked)) + 1
+    asked: list[Asked] = field(default_factory=list)
+    """The policies that this gate asked these sets about before, in order; each is a look."""
+    contents: dict[str, str] = field(default_factory=dict)
+    """Set -> digest of the problems by which its looks are counted."""
 
 
 @dataclass(slots=True)
@@ -58,6 +61,14 @@ class GateRecord:
     look: int
     looks: int
     alpha_of_look: float
+    alpha_before: float = 0.0
+    """What the looks before this one spent."""
+    champion: str | None = None
+    """Digest of the champion that was judged with; None where there was none."""
+    result: Result = "held"
+    """What follows from the answer, and from what the gate declares for an undecided one."""
+    contents: dict[str, str] = field(default_factory=dict)
+    """Set -> digest of the problems by which its looks are counted."""
     rows: list[Row] = field(default_factory=list)
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Set -> problems that the candidate newly solves or newly breaks against the baseline."""
@@ -66,9 +77,19 @@ class GateRecord:
     notes: list[str] = field(default_factory=list)
     text: str = ""
 
+    @property
+    def spent(self) -> float:
+        """Return the alpha that this decision spent: none where nothing was tested."""
+        return self.alpha_of_look if any(r.p is not None for r in self.rows) else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON-ready data."""
         return {"format": FORMAT, **asdict(self)}
+
+
+def result_of(answer: str, gate: Gate) -> Result:
+    """Return what follows from an answer."""
+    return _UNDECIDED[gate.on_inconclusive] if answer == "inconclusive" else _RESULTS[answer]
 
 
 def choose_best(candidates: dict[str, dict[str, Evaluated | Unusable]], first_set: str) -> tuple[str | None, str]:
@@ -105,7 +126,7 @@ def decide(gate: Gate, name: str, evidence: Evidence) -> GateRecord:
         stage = next(iter(evidence.candidates), None)
     sets = evidence.candidates.get(stage, {}) if stage is not None else {}
     digest = _digest(sets)
-    look = evidence.look(digest)
+    look, before, others = look_at(digest, evidence.asked)
     record = GateRecord(
         gate=name,
         answer="inconclusive",
@@ -117,11 +138,15 @@ def decide(gate: Gate, name: str, evidence: Evidence) -> GateRecord:
         alpha=gate.alpha,
         look=look,
         looks=gate.looks,
-        alpha_of_look=spend(gate.alpha, gate.looks, look),
+        alpha_of_look=level_of(gate.alpha, gate.looks, look, others),
+        alpha_before=before,
+        champion=evidence.champion_digest,
+        contents=dict(evidence.contents),
         seeds={s: e.metrics.get("seed") for s, e in sets.items() if isinstance(e, Evaluated)},
         notes=notes,
     )
     _answer(record, gate, evidence, sets, choices)
+    record.result = result_of(record.answer, gate)
     record.text = table(record)
     return record
 
@@ -149,11 +174,8 @@ def _answer(
             "only a person brings it back, with `tutelage promote` or `tutelage rollback`"
         )
         return
-    if record.look > gate.looks:
-        record.sentence = (
-            f"the sets were asked {gate.looks} times, as often as declared, and are used up; "
-            "draw new ones (another seed) or declare more looks"
-        )
+    if record.alpha_of_look <= 0.0:
+        record.sentence = _used_up(record)
         return
     tests = [_examine(i, gate, evidence, sets, choices) for i in range(len(gate.require))]
     _correct(tests, record.alpha_of_look)
@@ -162,6 +184,20 @@ def _answer(
     if evidence.baseline is None and any(needs_baseline(r) for r in gate.require):
         record.notes.append("first run: there is no champion yet, only what needs no baseline was asked")
     _combine(record, sets)
+
+
+def _used_up(record: GateRecord) -> str:
+    """Say that no look is left; more of them help only where there is alpha that they may spend."""
+    times = f"the sets were asked {record.look - 1} times"
+    if level_of(record.alpha, record.look, record.look, record.alpha_before) > 0.0:
+        return (
+            f"{times}, {record.looks} declared, and are used up; draw new problems (another seed), or declare more looks: "
+            f"{record.alpha - record.alpha_before:.4g} of alpha is left for them"
+        )
+    return (
+        f"{times} and are used up: alpha {record.alpha:g} is spent, and only new problems help; "
+        "declare the sets under `data` with another seed, or other files"
+    )
 
 
 def _examine(

@@ -94,7 +94,7 @@ class RoundData:
 def final_candidate(gates: Iterable[dict[str, Any]]) -> str | None:
     """Return the policy that a run came to: the last candidate whose gate did not fail, else the first candidate."""
     judged = [g for g in gates if g.get("candidate")]
-    kept = [g for g in judged if g.get("answer") != "fail"]
+    kept = [g for g in judged if g.get("answer") != "fail" and g.get("result") != "gate_failed"]
     return next((str(g["candidate"]) for g in [*reversed(kept), *judged]), None)
 
 

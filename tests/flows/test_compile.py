@@ -46,6 +46,16 @@ def test_the_choice_after_a_skipped_try_is_the_one_before():
     assert found["rl.preflight2"].inputs["previous"] == "rl.preflight1"
 
 
+def test_promotions_of_a_run_know_of_one_another():
+    data = changed(SMALL, "gates.also", {"candidate": "teach", "require": [{"set": "hidden", "at_least": 0.1}]})
+    found = nodes(plan(data))
+    first, second = found["promote.ship"], found["promote.also"]
+    assert ("before" in first.inputs, first.passthrough) == (False, None)
+    assert (second.inputs["before"], second.passthrough) == ("promote.ship", "before")
+    assert found["gate.also"].params["others"] == ["ship"]
+    assert found["gate.also"].inputs["data.hidden"] == "data.hidden"
+
+
 def test_conditions_are_inputs_and_name_a_node_that_decides():
     made = plan()
     found = nodes(made)

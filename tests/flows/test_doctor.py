@@ -216,6 +216,10 @@ def test_records_and_plans_of_runs(home: Path, gone: dict[str, Any]) -> None:
     last.write_text("{")
     assert "damaged record" in _one(kept.records(State(home)), "wrong").what
     last.write_text(json.dumps(good))
+    looks = last.with_name("looks.jsonl")
+    looks.write_text("[]\n")
+    assert "looks.jsonl:1: found list" in _one(kept.records(State(home)), "wrong").what
+    looks.unlink()
     for path in (home / "plans").glob("*.json"):
         path.unlink()
     assert "is gone or damaged" in _one(kept.records(State(home)), "wrong").what

@@ -41,14 +41,16 @@ def fake_evaluation(folder: Path, right: set[int], digest: str, *, shards: bool 
     return folder
 
 
-def node(tmp_path: Path, params: dict[str, Any], inputs: dict[str, Path], kind: str = "gate") -> NodeContext:
+def node(
+    tmp_path: Path, params: dict[str, Any], inputs: dict[str, Path], kind: str = "gate", state: Path | None = None
+) -> NodeContext:
     home = tmp_path / f"node-{len(list(tmp_path.glob('node-*')))}"
     for name in ("out", "ckpt"):
         (home / name).mkdir(parents=True)
     return NodeContext(
         id=kind, kind=kind, params=params, execution={}, seed=1, inputs=inputs, out=home / "out",
         checkpoints=home / "ckpt", metrics=MetricSpool(home / "metrics.jsonl"), stop=lambda: False,
-        progress=lambda what, share, figures: None,
+        progress=lambda what, share, figures: None, home=state,
     )  # fmt: skip
 
 
@@ -56,7 +58,8 @@ def gate_params(*require: dict[str, Any], **changes: Any) -> dict[str, Any]:
     spec = Gate.model_validate({"require": list(require), **changes.pop("gate", {})})
     return {
         "gate": spec.model_dump(mode="json", by_alias=True), "name": "ship", "candidates": ["rl"],
-        "sets": list({r["set"]: 1 for r in require}), "baseline": None, "champion": None, "asked": [], **changes,
+        "sets": list({r["set"]: 1 for r in require}), "baseline": None, "champion": None, "program": "desk", "others": [],
+        **changes,
     }  # fmt: skip
 
 
@@ -130,7 +133,7 @@ def test_what_is_undecided_is_answered_as_declared_and_never_passes(
     spoil_flipped(good)
     context = node(tmp_path, gate_params(LEAST, gate={"on_inconclusive": choice}), {"candidate.rl.hidden": good})
     outcome = judging.gate(context)
-    assert (outcome.result, read(context)["answer"]) == (result, "inconclusive")
+    assert (outcome.result, read(context)["answer"], read(context)["result"]) == (result, "inconclusive", result)
 
 
 def test_a_gate_without_its_candidates_evaluation_does_not_pass(tmp_path: Path):
@@ -145,16 +148,15 @@ def test_a_baseline_that_was_declared_and_is_not_there_is_missing_evidence(tmp_p
     assert "sft was not evaluated on hidden" in read(context)["sentence"]
 
 
-def test_first_run_champion_and_looks(tmp_path: Path, good: Path):
+def test_first_run_and_champion(tmp_path: Path, good: Path):
     inputs = {"candidate.rl.hidden": good}
     first = node(tmp_path, gate_params(LEAST, NO_WORSE), inputs)
     assert judging.gate(first).result == "completed"
     assert [r["answer"] for r in read(first)["rows"]] == ["pass", "not_applicable"]
+    assert read(first)["champion"] is None
     known = node(tmp_path, gate_params(LEAST, champion={"version": 3, "digest": "c" * 64}), inputs)
     assert judging.gate(known).result == "already_promoted"
-    used = node(tmp_path, gate_params(LEAST, asked=["a" * 64]), inputs)
-    assert judging.gate(used).result == "held"
-    assert "used up" in read(used)["sentence"]
+    assert read(known)["champion"] == "c" * 64
 
 
 def test_the_same_evidence_gives_the_same_bytes(tmp_path: Path, good: Path):

@@ -12,12 +12,14 @@ from flows import plan as plans
 from flows.cli import main
 from flows.compile import compile
 from flows.describe import effective_loss
+from flows.looks import Known
 from flows.nodes import Node, Plan, content_key
 from flows.plan import Status, diff, same, save_bytes, statuses, totals
-from flows.power import gate_powers
+from flows.power import GatePower, gate_powers
 from flows.state import NOTHING, NodeReceipt, RunRecord, State
 from specs.errors import ProgramError
 from specs.grpo import GRPO
+from tasks.statistics.looks import Asked, spend
 from tests.flows.programs import SMALL, changed, nodes, plan, program, resolution
 
 
@@ -238,29 +240,20 @@ def test_a_margin_that_so_few_problems_cannot_show():
 
 def test_used_up_looks_are_told_before_the_run():
     made = plan()
-    key = nodes(made)["data.hidden"].plan_key
-    spent = gate_powers(plan(asked={key: ["a", "b", "c"]}))[0]
-    assert not spent.decidable
-    assert "used up: asked 3 times of 3 declared looks" in spent.text
-    assert gate_powers(plan(asked={key: ["a"]}))[0].alpha < gate_powers(made)[0].alpha
+    first = gate_powers(made)[0]
+    a, b, c = (Asked(n, spend(0.05, 3, i)) for i, n in enumerate("abc", 1))
 
+    def seen(*asked: Asked, candidate: str | None = None, looks: int = 3) -> GatePower:
+        data = changed(SMALL, "gates.ship.looks", looks)
+        return gate_powers(plan(data), {"gate.ship": Known(list(asked), candidate)})[0]
 
-def test_looks_are_counted_from_gate_records(tmp_path: Path):
-    from flows.looks import earlier_looks
-
-    state, made = state_in(tmp_path), plan()
-    keys = finish(state, made)
-    out = state.node(keys["gate.ship"]) / "out" / "gate.json"
-    out.write_text(json.dumps({"answer": "pass", "candidate_digest": "c" * 64, "look": 1, "looks": 3}))
-    record(state, made, **{"gate.ship": {"run_key": keys["gate.ship"]}})
-    found = earlier_looks(tmp_path, "small")
-    assert found == {nodes(made)[f"data.{s}"].plan_key: ["c" * 64] for s in ("hidden", "golden")}
-    record(state, made)  # as the run's start left it: it was killed after its gate, which its ledger tells
-    assert earlier_looks(tmp_path, "small") == {}
-    state.ledger(made.program, "e1").append([{"node": "gate.ship", "run_key": keys["gate.ship"]}])
-    assert earlier_looks(tmp_path, "small") == found
-    out.write_text(json.dumps({"answer": "already_promoted", "candidate_digest": "c" * 64}))
-    assert earlier_looks(tmp_path, "small") == {}
+    assert seen(a).alpha < first.alpha
+    assert seen(a, b, candidate="a").alpha == first.alpha, "a gate that decided is not asked again"
+    for looks in (3, 9):  # declared later, when nothing is left that they could spend
+        spent = seen(a, b, c, looks=looks)
+        assert not spent.decidable
+        assert spent.text == "used up: 3 looks have spent alpha 0.05; only new problems help"
+    assert seen(a, looks=1).text.endswith("asked 1 times of 1 declared looks; draw new problems or declare more looks")
 
 
 def test_totals_keep_conditional_nodes_apart_and_count_what_can_run_at_once():

@@ -8,7 +8,7 @@ import pytest
 
 from flows import weights
 from flows.compile import compile
-from flows.resolution import Resolution, resolution_from
+from flows.resolution import Resolution, resolution_from, same_outside
 from flows.resolve import expanded, resolve
 from specs.errors import ProgramError, StateError
 from tests.flows.programs import SMALL, changed, nodes, program
@@ -138,6 +138,60 @@ def test_an_unchanged_program_keeps_what_aliases_meant(tmp_path: Path):
     edited = resolve(program(changed(SMALL, "seed", 4)), state_view=view(tmp_path))
     assert not edited.reused
     assert edited.aliases["champion"] == anew.aliases["champion"]
+
+
+def test_other_content_of_an_unchanged_program_is_judged_by_the_champion_of_now(tmp_path: Path):
+    home = tmp_path / "home"
+    data = changed(with_file(tmp_path), "policy.init", {"kind": "pretrained", "model": "model"})
+    data = changed(data, "tags", {"who": "${env:WHO}"})
+    data["data"]["train"]["path"] = "${env:MINE}/mine.jsonl"
+    model(tmp_path / "model")
+    environ = {"WHO": "me", "MINE": str(tmp_path)}
+
+    def found(**variables: str) -> Resolution:
+        return resolve(loaded(data, tmp_path), state_view=view(home), environ={**environ, **variables})
+
+    remember(home, first := found())
+    register(home, 1, champion=1)
+    champion = {"version": 1, "digest": "1" * 64, "folder": "registry/small/v1", "former": []}
+    (tmp_path / "mine.jsonl").touch()
+    assert found(WHO="you").aliases == {"champion": None}, "the same content, and what only a tag reads"
+    assert found().reused
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine.jsonl").write_text('{"id": "c"}\n')
+    other = found(MINE=str(tmp_path / "elsewhere"))
+    assert (other.reused, other.aliases["champion"], other.promotions) == (False, champion, 1)
+    model(tmp_path / "model", b"other weights")
+    assert found().aliases["champion"] == champion
+    model(tmp_path / "model")
+    assert found().reused
+    (tmp_path / "mine.jsonl").write_text('{"id": "d"}\n')
+    assert found().aliases["champion"] == champion
+    remember(home, replace(first, files=found().files, code="of another version"))
+    assert found().aliases["champion"] == champion
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("packages", {"bfcl-eval": "2"}),
+        ("commands", {"agent": {"folder": "f", "files": {"a": "2"}, "reported": "1"}}),
+        ("commands", {"agent": {"folder": "f", "files": {"a": "1"}, "reported": "2"}}),
+        ("teachers", {"big": {"digest": "2", "path": "p"}}),
+        ("teachers", {"big": {"digest": "1", "path": "p", "adapter": {"path": "p", "digest": "3"}}}),
+    ],
+)
+def test_what_counts_as_the_same_content(kind: str, found: dict[str, Any]):
+    at_first = {
+        "packages": {"bfcl-eval": "1"}, "teachers": {"big": {"digest": "1", "path": "p"}},
+        "commands": {"agent": {"folder": "f", "files": {"a": "1"}, "reported": "1"}},
+    }  # fmt: skip
+    one = Resolution("p", **at_first)
+    moved = json.loads(
+        json.dumps(at_first).replace('"folder": "f"', '"folder": "g"').replace('"path": "p"', '"path": "q"')
+    )
+    assert same_outside(one, Resolution("p", **moved), ())
+    assert not same_outside(one, Resolution("p", **{**at_first, kind: found}), ())
 
 
 def test_execution_settings_keep_what_aliases_meant(tmp_path: Path):

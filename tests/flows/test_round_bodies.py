@@ -20,9 +20,17 @@ ASKED = {"round": 1, "start_from": "candidate_or_champion", "candidates": ["rl"]
 
 def record(folder: Path, answer: str, candidate: str = "rl", **more: Any) -> Path:
     folder.mkdir(parents=True)
-    body = {"answer": answer, "candidate": candidate, "candidate_digest": "a" * 64, "look": 1, "looks": 3, **more}
+    result = "gate_failed" if answer == "fail" else "completed"
+    body = {"answer": answer, "candidate": candidate, "candidate_digest": "a" * 64, "result": result, **more}
     (folder / "gate.json").write_text(json.dumps(body))
     return folder
+
+
+def answered(folder: Path, answer: str, candidate: str = "rl") -> Path:
+    """Write a gate's record; `undecided_fails`: inconclusive, where the gate declares that this fails."""
+    if answer == "undecided_fails":
+        return record(folder, "inconclusive", candidate, result="gate_failed")
+    return record(folder, answer, candidate)
 
 
 def policy(folder: Path, weights: str) -> Path:
@@ -54,7 +62,7 @@ def begin(tmp_path: Path, answer: str | None, *, champion: bool = False, **chang
     }
     (inputs["eval.rl.golden"] / "notes").mkdir()
     if answer is not None:
-        inputs["gate"] = record(made / "gate", answer)
+        inputs["gate"] = answered(made / "gate", answer)
     if champion:
         inputs["policy.champion"] = policy(made / "champion", "champion")
         inputs["eval.champion.golden"] = fake_evaluation(made / "eval.champion", set(range(90)), "c", name="golden")
@@ -80,6 +88,8 @@ def begun(tmp_path: Path, params: dict[str, Any], inputs: dict[str, Path]) -> Be
         ("fail", True, {}, "champion", "champion"),
         ("fail", False, {}, "rl", None),
         ("fail", True, {"start_from": "candidate"}, "rl", "champion"),
+        ("undecided_fails", True, {}, "champion", "champion"),
+        ("undecided_fails", True, {"start_from": "candidate"}, "rl", "champion"),
         (None, False, {}, "rl", None),
     ],
 )
@@ -104,7 +114,7 @@ def test_where_a_round_starts(
         assert compared["policy_digest"] == digest[baseline] * 64
 
 
-@pytest.mark.parametrize(("answer", "words"), [("inconclusive", "did not fail"), ("pass", "was promoted")])
+@pytest.mark.parametrize(("answer", "words"), [("inconclusive", "did not fail"), ("pass", "promotes it")])
 def test_an_answered_gate_moves_nothing_that_trains(tmp_path: Path, answer: str, words: str) -> None:
     held, answered = begin(tmp_path / "a", "inconclusive"), begin(tmp_path / "b", answer)
     assert digest_tree(held.start.out) == digest_tree(answered.start.out)
@@ -182,7 +192,7 @@ def choose(tmp_path: Path, after: list[int], *, no_gain_rounds: int = 1, answer:
         fake_evaluation(start / "evaluations" / "golden", set(range(before)), "a", name="golden")
         inputs[f"evidence.{k}"] = start
         inputs[f"eval.{k}.mend@{k}"] = fake_evaluation(start / "after", set(range(before + gain)), "b", name="golden")
-        inputs[f"gate.{k}"] = record(start / "gate", answer, f"mend@{k}")
+        inputs[f"gate.{k}"] = answered(start / "gate", answer, f"mend@{k}")
     params = {
         "round": len(after) + 1, "gain_on": "golden", "no_gain_rounds": no_gain_rounds,
         "candidates": {str(k): [f"mend@{k}"] for k in window},
@@ -206,8 +216,9 @@ def test_a_round_runs_while_the_ones_before_it_gain(tmp_path: Path) -> None:
     assert choose(tmp_path, [0, 4], no_gain_rounds=2)[0] is True
 
 
-def test_a_round_whose_gate_failed_gained_nothing(tmp_path: Path) -> None:
-    go, reason = choose(tmp_path, [10], answer="fail")
+@pytest.mark.parametrize("answer", ["fail", "undecided_fails"])
+def test_a_round_whose_gate_failed_gained_nothing(tmp_path: Path, answer: str) -> None:
+    go, reason = choose(tmp_path, [10], answer=answer)
     assert not go
     assert "and its gate failed" in reason
 
@@ -255,16 +266,6 @@ def test_a_rounds_gate_compares_with_the_champion_as_the_round_began(tmp_path: P
 def test_a_round_that_changed_nothing_finds_its_candidate_promoted_already(tmp_path: Path) -> None:
     found = gate(tmp_path, begin(tmp_path / "a", "pass").evidence.out, HIGH, digest="a")
     assert found["answer"] == "already_promoted"
-
-
-def test_earlier_gates_of_the_run_are_looks(tmp_path: Path) -> None:
-    start = begin(tmp_path / "a", "inconclusive").evidence.out
-    main = record(tmp_path / "main", "pass", candidate_digest="f" * 64)
-    assert gate(tmp_path, start, HIGH, earlier_ship=main)["look"] == 2
-    same = record(tmp_path / "same", "pass", candidate_digest="e" * 64)
-    assert gate(tmp_path, start, HIGH, earlier_ship=same)["look"] == 1, "the same policy is the same look"
-    spent = record(tmp_path / "spent", "already_promoted", candidate_digest="f" * 64)
-    assert gate(tmp_path, start, HIGH, earlier_ship=spent)["look"] == 1
 
 
 # --- an empty regression pool

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from specs.gates import Gate
 from tasks.judging.gates import Evidence, GateRecord, choose_best, decide
 from tasks.judging.results import Evaluated, Unusable
+from tasks.statistics.looks import Asked, spend
 from tests.tasks.judging.builders import evaluated, pair
 
 CHAMPION = "champion"
@@ -150,13 +151,47 @@ def test_looks_spend_alpha_and_a_used_up_set_decides_nothing():
     first = answer(spec, evaluated([1] * 375 + [0] * 25))
     assert (first.answer, first.look, first.looks) == ("pass", 1, 3)
     assert first.alpha_of_look == pytest.approx(0.0226, abs=1e-4)
-    third = answer(spec, evaluated([1] * 380 + [0] * 20), asked=["a" * 64, "b" * 64])
-    assert (third.answer, third.look) == ("pass", 3)
-    again = answer(spec, evaluated([1] * 380 + [0] * 20), asked=["a" * 64, "d" * 64, "b" * 64])
-    assert again.look == 2
-    used = answer(spec, evaluated([1] * 400), asked=["a" * 64, "b" * 64, "c" * 64])
-    assert used.answer == "inconclusive"
+    a, b, c = (Asked(n * 64, spend(0.05, 3, i)) for i, n in enumerate("abc", 1))
+    third = answer(spec, evaluated([1] * 380 + [0] * 20), asked=[a, b])
+    assert (third.answer, third.look, third.alpha_before) == ("pass", 3, a.alpha + b.alpha)
+    asked = [a, Asked("d" * 64, b.alpha), c]
+    again = answer(spec, evaluated([1] * 380 + [0] * 20), asked=asked)
+    assert (again.look, again.alpha_of_look, again.alpha_before) == (2, b.alpha, a.alpha)
+    used = answer(spec, evaluated([1] * 400), asked=[a, b, c])
+    assert (used.answer, used.spent) == ("inconclusive", 0.0)
     assert "used up" in used.sentence
+    assert "only new problems help" in used.sentence
+
+
+def test_more_looks_than_were_declared_before_spend_what_is_left_of_alpha():
+    good = evaluated([1] * 400)
+    once = [Asked("a" * 64, 0.05)]
+    raised = answer(gate(LEAST, looks=5), good, asked=once)
+    assert (raised.answer, raised.alpha_of_look) == ("inconclusive", 0.0)
+    assert "only new problems help" in raised.sentence
+    assert "declare more looks" not in raised.sentence
+    asked: list[Asked] = []
+    for number, looks in enumerate([3, 3, 9, 9, 9, 30, 30, 30, 30, 30, 30]):
+        record = answer(gate(LEAST, looks=looks), good, asked=asked)
+        assert record.alpha_of_look <= spend(0.05, looks, number + 1)
+        asked.append(Asked(str(number), record.spent))
+    assert sum(a.alpha for a in asked) <= 0.05 + 1e-12
+    lowered = answer(gate(LEAST, looks=1), good, asked=[Asked("a" * 64, 0.02)])
+    assert lowered.answer == "inconclusive"
+    assert "or declare more looks: 0.03 of alpha is left for them" in lowered.sentence
+
+
+def test_what_tested_nothing_spends_nothing():
+    assert answer(gate(LEAST), evaluated([1] * 400)).spent == pytest.approx(0.05)
+    assert answer(gate(NO_WORSE), evaluated([1] * 400)).spent == 0.0
+    assert answer(gate(LEAST), Unusable("damaged")).spent == 0.0
+
+
+@pytest.mark.parametrize(("declared", "result"), [("hold", "held"), ("fail", "gate_failed"), ("pass_on", "completed")])
+def test_the_record_says_what_follows_from_its_answer(declared: str, result: str):
+    spec = gate(LEAST, on_inconclusive=declared)
+    found = [answer(spec, evaluated([1] * n + [0] * (400 - n))).result for n in (370, 369, 330)]
+    assert found == ["completed", result, "gate_failed"]
 
 
 def test_first_run_asks_what_needs_no_baseline():
