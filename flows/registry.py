@@ -19,6 +19,8 @@ from specs.errors import StateError, UsageError
 
 Alias = Literal["champion", "challenger", "previous"]
 ALIASES: tuple[Alias, ...] = ("champion", "challenger", "previous")
+ANY = "any"
+"""Whatever champion there is gives way: a person says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,14 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A change of the champion, or the finding that nothing had to change."""
+    """A change of the champion, or the finding that nothing had to change or could."""
 
     key: str
     """Gate record and policy: the same key never promotes twice."""
     version: int
     digest: str
     previous: int | None
-    result: Literal["promoted", "already_promoted", "rolled_back"]
+    result: Literal["promoted", "already_promoted", "rolled_back", "challenger"]
     time: str
     reason: str = ""
 
@@ -132,16 +134,23 @@ def checked_folder(home: Path, version: Version) -> Path:
 def challenge(home: Path, program: str, candidate: Candidate) -> Version:
     """Register a candidate as the challenger and return its version; the champion stays."""
     with short_lock(home / "registry" / ".lock"):
-        registry = load(home, program)
-        version = _register(home, registry, candidate)
-        if registry.aliases.get("champion") != version.version:
-            registry.aliases["challenger"] = version.version
-        _save(home, registry)
-        return version
+        return _challenge(home, load(home, program), candidate)
 
 
-def promote(home: Path, program: str, candidate: Candidate) -> Promotion:
-    """Make a candidate the champion, once for its gate record and digest; the champion before becomes `previous`."""
+def _challenge(home: Path, registry: Registry, candidate: Candidate) -> Version:
+    version = _register(home, registry, candidate)
+    if registry.aliases.get("champion") != version.version:
+        registry.aliases["challenger"] = version.version
+    _save(home, registry)
+    return version
+
+
+def promote(home: Path, program: str, candidate: Candidate, *, expected: str | None = ANY) -> Promotion:
+    """Make a candidate the champion, once for its gate record and digest; the champion before becomes `previous`.
+
+    `expected`: digest of the champion that may give way, None where there must be none. Where there is another, the
+    candidate becomes the challenger, and nothing else changes.
+    """
     with short_lock(home / "registry" / ".lock"):
         registry = load(home, program)
         digest = policy_digest(candidate.policy)
@@ -154,6 +163,9 @@ def promote(home: Path, program: str, candidate: Candidate) -> Promotion:
             promotion = Promotion(
                 key, now.version, digest, registry.aliases.get("previous"), "already_promoted", _now(), candidate.reason
             )
+        elif expected not in (ANY, None if now is None else now.digest):
+            version = _challenge(home, registry, candidate)
+            return Promotion(key, version.version, digest, None, "challenger", _now(), candidate.reason)
         else:
             version = _register(home, registry, candidate)
             previous = None if now is None else now.version

@@ -21,51 +21,96 @@ def home_of(node: NodeContext) -> Path:
 def promote(node: NodeContext) -> Outcome:
     """Do what the gate's answer asks for and write `promotion.json`.
 
-    Pass: the candidate becomes the champion, once for this gate record and policy. Inconclusive: it becomes the
-    challenger, for a person to decide. Fail, or superseded by a later champion: nothing.
+    Pass: the candidate becomes the champion, once for this gate record and policy, in place of the one that it was
+    judged against or of one that this run itself has promoted since. Where a person has put another there meanwhile, and
+    where the gate is inconclusive, it becomes the challenger. Fail, or superseded by a later champion: nothing.
     """
     record = _gate(node.inputs["gate"] / "gate.json")
-    program, answer, stage = str(node.params["program"]), record["answer"], record["candidate"]
+    answer, stage = record["answer"], record["candidate"]
     if answer == "superseded":
-        body = {"answer": answer, "candidate": stage, "result": "nothing"}
-        return _written(node, body, f"{stage} was the champion before, and another took its place")
+        return _nothing(node, record, f"{stage} was the champion before, and another took its place")
     if answer == "fail" or stage is None:
-        return _written(node, {"answer": answer, "candidate": stage, "result": "nothing"}, "the gate did not pass")
-    policy = _policy(node, stage)
+        return _nothing(node, record, "the gate did not pass")
     gate = registry.gate_digest(node.inputs["gate"] / "gate.json")
-    execution = node.execution.get("execution")
-    candidate = registry.Candidate(policy, stage, gate, execution, f"gate {record['gate']}: {_why(record)}")
-    home = home_of(node)
+    reason = f"gate {record['gate']}: {_why(record)}"
+    candidate = registry.Candidate(_policy(node, stage), stage, gate, node.execution.get("execution"), reason)
     if answer == "inconclusive":
-        version = registry.challenge(home, program, candidate)
+        return _undecided(node, record, candidate)
+    if answer == "already_promoted":
+        return _already(node, record, candidate)
+    return _switched(node, record, candidate)
+
+
+def _undecided(node: NodeContext, record: dict[str, Any], candidate: registry.Candidate) -> Outcome:
+    program = str(node.params["program"])
+    version = registry.challenge(home_of(node), program, candidate)
+    text = (
+        f"{program} v{version.version} ({candidate.stage}) is the challenger; "
+        f"`tutelage promote {program} v{version.version} --reason TEXT` makes it the champion"
+    )
+    told = {"result": "challenger", "version": version.version, "digest": version.digest}
+    return _written(node, record, told, text, champion=_promoted_before(node))
+
+
+def _already(node: NodeContext, record: dict[str, Any], candidate: registry.Candidate) -> Outcome:
+    """Say that the candidate is the champion; one that gave way since its gate looked is not put back."""
+    home, program = home_of(node), str(node.params["program"])
+    now, digest = registry.champion(home, program), registry.policy_digest(candidate.policy)
+    if now is None or now.digest != digest:
         text = (
-            f"{program} v{version.version} ({stage}) is the challenger; "
-            f"`tutelage promote {program} v{version.version} --reason TEXT` makes it the champion"
+            f"{candidate.stage} was the champion as its gate looked and is not any more; only a person brings it back, "
+            "with `tutelage promote` or `tutelage rollback`"
         )
-        body = {"answer": answer, "candidate": stage, "result": "challenger", "version": version.version}
-        return _written(node, {**body, "digest": version.digest}, text)
-    promotion = registry.promote(home, program, candidate)
-    body = {
-        "answer": answer,
-        "candidate": stage,
-        "result": promotion.result,
-        "version": promotion.version,
-        "previous": promotion.previous,
-        "digest": promotion.digest,
-    }
-    if promotion.result == "already_promoted":
-        write_json(node.out / "promotion.json", body)
-        text = f"{program} v{promotion.version} ({stage}) is the champion already"
-        return Outcome("already_promoted", {"version": float(promotion.version)}, notes=[text])
-    return _written(node, body, f"{program} v{promotion.version} ({stage}) is the champion")
+        return _nothing(node, record, text)
+    told = {"result": "already_promoted", "version": now.version, "digest": digest}
+    return _written(node, record, told, f"{program} v{now.version} ({candidate.stage}) is the champion already", digest)
 
 
-def _written(node: NodeContext, body: dict[str, Any], text: str) -> Outcome:
+def _switched(node: NodeContext, record: dict[str, Any], candidate: registry.Candidate) -> Outcome:
+    program = str(node.params["program"])
+    known = _promoted_before(node)
+    expected: str | None = record.get("champion") if known is None else known
+    done = registry.promote(home_of(node), program, candidate, expected=expected)
+    told = {"result": done.result, "version": done.version, "previous": done.previous, "digest": done.digest}
+    name = f"{program} v{done.version} ({candidate.stage})"
+    if done.result == "challenger":
+        judged = "there being no champion" if expected is None else f"against the champion {expected[:12]}"
+        text = (
+            f"{name} passed, judged {judged}, but the champion was changed meanwhile: it is the challenger, and nothing "
+            "was overwritten; run the program again with --refresh, which judges it against the champion of now, or "
+            f"`tutelage promote {program} v{done.version} --reason TEXT`"
+        )
+        return _written(node, record, told, text)
+    again = " already" if done.result == "already_promoted" else ""
+    return _written(node, record, told, f"{name} is the champion{again}", done.digest)
+
+
+def _promoted_before(node: NodeContext) -> str | None:
+    """Return the champion that this run's promotions before this one have left; None where it is another's matter."""
+    if "before" not in node.inputs:
+        return None
+    path = node.inputs["before"] / "promotion.json"
+    try:
+        return json.loads(path.read_bytes())["champion"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise StateError(f"{path}: no usable record of a promotion ({e}); run the program again from its gate") from e
+
+
+def _nothing(node: NodeContext, record: dict[str, Any], text: str) -> Outcome:
+    return _written(node, record, {"result": "nothing"}, text, _promoted_before(node))
+
+
+def _written(
+    node: NodeContext, record: dict[str, Any], told: dict[str, Any], text: str, champion: str | None = None
+) -> Outcome:
+    """Write `promotion.json`; `champion` is the one that this run has left in place so far, as far as it made it one."""
+    body = {"answer": record["answer"], "candidate": record["candidate"], **told, "champion": champion}
     write_json(node.out / "promotion.json", body)
-    metrics: dict[str, float | None] = {"promoted": float(body["result"] == "promoted")}
-    if "version" in body:
-        metrics["version"] = float(body["version"])
-    return Outcome(metrics=metrics, notes=[text])
+    metrics: dict[str, float | None] = {"promoted": float(told["result"] == "promoted")}
+    if "version" in told:
+        metrics["version"] = float(told["version"])
+    result = "already_promoted" if told["result"] == "already_promoted" else "completed"
+    return Outcome(result, metrics=metrics, notes=[text])
 
 
 def _why(record: dict[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """Registered policies: promoted once, rolled back, never from a damaged file."""
 
 import json
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,25 @@ def test_a_challenger_waits_beside_the_champion(tmp_path: Path) -> None:
     assert registry.load(home, "p").aliases == {"champion": 2, "previous": 1}
 
 
+def test_a_champion_that_was_not_judged_against_is_never_overwritten(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    first = registry.promote(home, "p", candidate(tmp_path, "a", "gate1"), expected=None)
+    assert first.result == "promoted"
+    two, three = candidate(tmp_path, "b", "gate2"), candidate(tmp_path, "c", "gate3")
+    for expected in (None, "0" * 64):
+        found = registry.promote(home, "p", two, expected=expected)
+        assert (found.result, found.version, found.previous) == ("challenger", 2, None)
+        assert registry.load(home, "p").aliases == {"champion": 1, "challenger": 2}
+    assert (
+        registry.promote(home, "p", candidate(tmp_path, "a", "gate4"), expected="0" * 64).result == "already_promoted"
+    )
+    assert registry.promote(home, "p", two, expected=first.digest).result == "promoted"
+    assert registry.promote(home, "p", three, expected=first.digest).result == "challenger"
+    again = registry.promote(home, "p", two, expected=first.digest)  # done again after a kill
+    assert (again.result, again.version) == ("promoted", 2)
+    assert registry.load(home, "p").aliases == {"champion": 2, "previous": 1, "challenger": 3}
+
+
 def node(tmp: Path, params: dict[str, Any], inputs: dict[str, Path]) -> NodeContext:
     out = tmp / "home" / "nodes" / "key" / "out"
     out.mkdir(parents=True, exist_ok=True)
@@ -100,10 +121,10 @@ def node(tmp: Path, params: dict[str, Any], inputs: dict[str, Path]) -> NodeCont
     )
 
 
-def gate(tmp: Path, answer: str) -> Path:
-    folder = tmp / f"gate-{answer}"
+def gate(tmp: Path, answer: str, name: str = "ship", champion: str | None = None) -> Path:
+    folder = tmp / f"gate-{name}-{answer}"
     folder.mkdir(exist_ok=True)
-    record = {"gate": "ship", "answer": answer, "candidate": "rl", "text": "", "rows": []}
+    record = {"gate": name, "answer": answer, "candidate": "rl", "text": "", "rows": [], "champion": champion}
     (folder / "gate.json").write_text(json.dumps(record))
     return folder
 
@@ -130,6 +151,60 @@ def test_the_bodies_promote_what_passed_and_hand_a_champion_on(tmp_path: Path) -
     taken = node(tmp_path, given, {})
     registered(taken)
     assert registry.policy_digest(taken.out / "policy") == champion.digest
+
+
+@dataclass
+class Run:
+    """The promotions of one run, each told what the one before it left."""
+
+    tmp: Path
+    before: Path | None = None
+    notes: list[str] = field(default_factory=list[str])
+
+    def promote(self, name: str, weights: str, answer: str = "pass", champion: str | None = None) -> dict[str, Any]:
+        made = self.tmp / f"made-{name}"
+        shutil.rmtree(made, ignore_errors=True)
+        policy(made / "policy", weights)
+        inputs = {"gate": gate(self.tmp, answer, name, champion), "policy.rl": made}
+        inputs |= {} if self.before is None else {"before": self.before}
+        done = node(self.tmp, {"program": "p", "gate": name, "candidates": ["rl"]}, inputs)
+        self.notes = promote(done).notes
+        self.before = self.tmp / f"left-{name}"
+        shutil.copytree(done.out, self.before)
+        return json.loads((done.out / "promotion.json").read_text())
+
+
+def digest(tmp: Path, weights: str) -> str:
+    return registry.policy_digest(policy(tmp / f"weights-{weights}", weights))
+
+
+def test_a_run_overwrites_what_itself_promoted_and_nothing_that_a_person_did(tmp_path: Path) -> None:
+    home, run = tmp_path / "home", Run(tmp_path)
+    a, b = digest(tmp_path, "a"), digest(tmp_path, "b")
+    assert run.promote("ship", "a")["result"] == "promoted"
+    assert run.promote("other", "b")["result"] == "promoted", "both were judged with no champion, in one run"
+    assert run.promote("failed", "x", "fail") == {
+        "answer": "fail", "candidate": "rl", "result": "nothing", "champion": b,
+    }  # fmt: skip
+    assert run.promote("ship@1", "c", champion=a)["previous"] == 2
+    registry.rollback(home, "p")
+    found = run.promote("ship@2", "d", champion=digest(tmp_path, "c"))
+    assert (found["result"], found["champion"]) == ("challenger", None)
+    assert "the champion was changed meanwhile" in run.notes[0]
+    assert "--refresh" in run.notes[0]
+    assert "tutelage promote p v4 --reason TEXT" in run.notes[0]
+    assert registry.load(home, "p").aliases == {"champion": 2, "previous": 3, "challenger": 4}
+    assert run.promote("ship@3", "e", champion=digest(tmp_path / "more", "d"))["result"] == "challenger"
+    assert registry.load(home, "p").aliases["champion"] == 2
+
+
+def test_a_champion_that_gave_way_as_its_gate_looked_is_not_put_back(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    registry.promote(home, "p", candidate(tmp_path, "a", "gate1"))
+    registry.promote(home, "p", candidate(tmp_path, "b"))
+    found = Run(tmp_path).promote("ship", "a", "already_promoted", digest(tmp_path, "a"))
+    assert (found["result"], found["champion"]) == ("nothing", None)
+    assert registry.load(home, "p").aliases == {"champion": 2, "previous": 1}
 
 
 def test_a_gate_record_that_cannot_be_read_promotes_nothing(tmp_path: Path) -> None:
