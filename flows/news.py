@@ -16,7 +16,7 @@ def settled_plan(loaded: LoadedProgram, state: State) -> Plan | None:
     program's own runs made is no news; one that a person made is.
     """
     last = state.last(loaded.program.program)
-    if last is None or _a_person_promoted(state, last.program, last.started):
+    if last is None or _a_person_promoted(state, last.program, int(last.resolution.get("promotions", 0))):
         return None
     resolution = resolve(loaded, state_view=state)
     if not resolution.reused:
@@ -25,9 +25,11 @@ def settled_plan(loaded: LoadedProgram, state: State) -> Plan | None:
     return plan if _done(plan, state) else None
 
 
-def _a_person_promoted(state: State, program: str, since: str) -> bool:
+def _a_person_promoted(state: State, program: str, known: int) -> bool:
+    """Return whether a person changed the champion after aliases were looked up, as the registry held `known` changes."""
     promotions = load(state.home, program).promotions
-    return any(p.key.startswith(("person:", "rollback:")) and p.time >= since[:19] for p in promotions)
+    later = promotions[known:] if known <= len(promotions) else promotions  # a registry that was begun anew
+    return any(p.key.startswith(("person:", "rollback:")) for p in later)
 
 
 def _done(plan: Plan, state: State) -> bool:

@@ -1,6 +1,7 @@
 """A gate that is held asks a person, and acts on the answer to exactly the evidence that was looked at."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,53 @@ def test_a_damaged_answer_is_no_answer(file: Path, capsys: pytest.CaptureFixture
     path.write_text(path.read_text().replace("approved", "rejected"))
     assert main(["run", str(file), "--no-services"]) == 5
     assert "damaged answer (its content was changed); remove the file and answer again" in capsys.readouterr().err
+
+
+def test_an_answer_does_not_overwrite_the_champion_that_a_person_chose_since(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["approve", "nightly", "--by", "Ada"]) == 0
+    assert main(["promote", "nightly", "init", "--reason", "better in use"]) == 0
+    capsys.readouterr()
+    assert main(["run", str(file), "--no-services", "--json"]) == 0
+    data = said(capsys)
+    assert (data["gates"][0]["answer"], data["gates"][0]["champion"]) == ("pass", None)
+    assert data["champion"]["stage"] == "init"
+    assert registry.load(state().home, "nightly").aliases == {"champion": 1, "challenger": 2}
+    (note,) = next(n["notes"] for n in data["nodes"] if n["node"] == "promote.ship")
+    assert "the champion was changed meanwhile" in note
+    assert main(["run", str(file), "--no-services", "--json", "--refresh"]) == 7
+    gate = said(capsys)["gates"][0]
+    assert (gate["champion"], gate["look"]) == (data["champion"]["digest"], 1), "the same candidate is the same look"
+
+
+def test_other_problems_are_judged_with_the_champion_of_now(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nightly.problems(file.parent, nightly.MANY, seed=1)
+    assert main(["run", str(file), "--no-services"]) == 0
+    nightly.problems(file.parent, nightly.MANY, seed=2)
+    capsys.readouterr()
+    assert main(["run", str(file), "--no-services", "--json"]) == 0
+    data = said(capsys)
+    assert data["gates"][0]["champion"] == data["champion"]["digest"]
+    assert main(["run", str(file), "--no-services", "--json"]) == 0
+    assert {n["status"] for n in said(capsys)["nodes"]} == {"reused"}
+
+
+def test_a_champion_that_a_person_chose_stays_news_while_others_run(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduled = ["run", str(file), "--scheduled", "nightly", "--no-services", "--json"]
+    assert main(scheduled) == 7
+    assert main(["promote", "nightly", "init", "--reason", "to begin with"]) == 0
+    kept = registry.path_of(state().home, "nightly")
+    kept.write_text(re.sub(r'"time": "20..', '"time": "2000', kept.read_text()))  # long before the run that follows
+    assert main(["run", str(file), "--no-services"]) == 7  # what names meant, all reused
+    capsys.readouterr()
+    assert main(scheduled) == 7
+    data = said(capsys)
+    assert data["gates"][0]["champion"] == data["champion"]["digest"]
+    assert main(scheduled) == 7
+    assert {n["status"] for n in said(capsys)["nodes"]} <= {"reused", "held", "skipped"}
 
 
 def test_a_scheduled_run_has_news_only_from_outside(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
