@@ -187,8 +187,10 @@ def test_no_answer_is_lost_where_two_people_and_a_round_speak_at_once(home: Path
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     running = [subprocess.Popen([*command, who], **pipes) for who in (*people, "round")]
     for one in running:
+        assert one.stdout is not None
         assert one.stdout.readline() == "ready\n"
     for one in running:
+        assert one.stdin is not None
         one.stdin.write("go\n")
         one.stdin.flush()
     for one in running:
