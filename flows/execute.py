@@ -5,7 +5,7 @@ Statuses: `reused, completed, skipped, gate_failed, held, failed, blocked, inter
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,15 +126,18 @@ class Executor:
         while True:
             found: dict[str, NodeEnd] = {}
             for node in self.plan.nodes:
-                if all(i in found for i in node.inputs.values()):
-                    key = self.state.run_key(node, {k: str(found[i].digest) for k, i in node.inputs.items()})
-                    if (end := self._reuse(node, key)) is not None:
-                        found[node.id] = end
+                known = all(i in found for i in node.inputs.values())
+                if known and (end := self._reuse(node, self.run_key(node, found))) is not None:
+                    found[node.id] = end
             open_nodes = [self._nodes[n] for n in self._wanted if n not in found]
             needed = {i for node in open_nodes for i in node.inputs.values() if i in found}
             damaged = [i for i in sorted(needed) if not self._intact(found[i])]
             if not damaged:
                 return found
+
+    def run_key(self, node: Node, ends: Mapping[str, NodeEnd]) -> str:
+        """Return the run key of a node whose inputs ended so."""
+        return self.state.run_key(node, {k: str(ends[i].digest) for k, i in node.inputs.items()})
 
     def prestart(self) -> None:
         """Begin to carry out everything that is wanted, in the background.
