@@ -98,3 +98,8 @@ class NodeContext:
     """Takes a sentence that belongs to this run and not to the node's result."""
     at_end: ExitStack = field(default_factory=ExitStack)
     """Closed when the body has ended: what the node holds is given up."""
+
+    @property
+    def run_key(self) -> str:
+        """Return the key under which the node's folder lies; all attempts share it."""
+        return self.out.parent.name
