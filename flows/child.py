@@ -57,6 +57,8 @@ class Assignment:
     """Input name -> folder."""
     input_digests: dict[str, str]
     code: dict[str, str | None]
+    run: str | None = None
+    """Id of the execution that does it."""
 
     @property
     def folder(self) -> Path:
@@ -102,6 +104,7 @@ def run_body(
         progress=progress,
         home=state.home,
         say=note,
+        run=work.run,
     )
     began, clock = now(), time.monotonic()
     with context.at_end:

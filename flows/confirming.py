@@ -3,13 +3,14 @@
 Answers are kept as the pool `answered` of a program; a program that is resolved afterwards knows them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from flows import pools
+from flows.leases import short_lock
 from specs.flywheel import Cause
 from specs.records import BadCase, case_from, to_dict
 
@@ -46,15 +47,33 @@ def give(home: Path, case: BadCase, *, confirmed: bool, by: str, reason: str, ca
     """Keep an answer, in the place of an earlier one for the same case, and return it."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     answer = CaseAnswer(replace(case), confirmed, by, reason, at, cause)
-    others = [a for a in answers(home, case.program) if a.case.id != case.id]
-    keep(home, case.program, [*others, answer], {"answered": case.id})
+
+    def with_it(given: list[CaseAnswer]) -> list[CaseAnswer]:
+        return [*(a for a in given if a.case.id != case.id), answer]
+
+    change(home, case.program, with_it, {"answered": case.id})
     return answer
 
 
-def keep(home: Path, program: str, given: Sequence[CaseAnswer], about: dict[str, Any]) -> None:
-    """Publish answers as the newest version."""
-    rows = [{"id": a.case.id, "type": a.case.problem_type, **asdict(a), "case": to_dict(a.case)} for a in given]
-    pools.publish(home, program, pools.ANSWERED, rows, about)
+def note_lives(home: Path, program: str, ledger: Iterable[BadCase]) -> None:
+    """Let the answers know what became of their cases, so that one that trained is not brought in again."""
+    known = {c.id: c for c in ledger}
+
+    def aged(given: list[CaseAnswer]) -> list[CaseAnswer]:
+        return [replace(a, case=known.get(a.case.id, a.case)) for a in given]
+
+    change(home, program, aged, {"program": program, "lives": True})
+
+
+def change(
+    home: Path, program: str, made: Callable[[list[CaseAnswer]], list[CaseAnswer]], about: dict[str, Any]
+) -> None:
+    """Publish what `made` makes of the newest answers, unless there are none. Nobody else changes them meanwhile."""
+    with short_lock(home / "pools" / ".answers.lock"):
+        given = made(answers(home, program))
+        rows = [{"id": a.case.id, "type": a.case.problem_type, **asdict(a), "case": to_dict(a.case)} for a in given]
+        if rows:
+            pools.publish(home, program, pools.ANSWERED, rows, about)
 
 
 def answered(cases: Iterable[BadCase], given: Iterable[CaseAnswer]) -> list[BadCase]:

@@ -94,7 +94,14 @@ class NodeContext:
     """(what, share done or None, figures to show); cheap, may be called every step."""
     home: Path | None = None
     """Home of the run, where servers are shared; None where there is none."""
+    run: str | None = None
+    """Id of the execution; registered policies name it, and no result depends on it."""
     say: Callable[[str], object] = lambda text: None
     """Takes a sentence that belongs to this run and not to the node's result."""
     at_end: ExitStack = field(default_factory=ExitStack)
     """Closed when the body has ended: what the node holds is given up."""
+
+    @property
+    def run_key(self) -> str:
+        """Return the key under which the node's folder lies; all attempts share it."""
+        return self.out.parent.name

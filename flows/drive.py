@@ -17,12 +17,12 @@ from flows.ends import Event, NodeEnd
 from flows.execute import Executor, Settings
 from flows.hooks import Hooks, told_crash
 from flows.launch import LocalLauncher
-from flows.leases import this_process
+from flows.leases import Lease, this_process
 from flows.live import Live
-from flows.nodes import NODE_KINDS, Plan
+from flows.nodes import NODE_KINDS, Node, Plan
 from flows.services import release_models as release_model_servers
-from flows.state import RunRecord, State, new_execution, now
-from specs.errors import ServiceError, StateError, TutelageError, UsageError
+from flows.state import RunRecord, State, exit_code, new_execution, now
+from specs.errors import BusyError, ServiceError, StateError, TutelageError, UsageError
 from specs.notify import Notify
 
 GIVE_UP_SECONDS = 9.0
@@ -153,28 +153,46 @@ def _settings(plan: Plan, request: Request) -> Settings:
         parallel=int(plan.execution.get("parallel", 2)),
         wanted=wanted,
         wall_seconds=None if hours is None else hours * 3600.0,
+        execution=new_execution(),
         code=code_version(),
         entry_for=request.entry_for,
     )
 
 
 def _redo(executor: Executor, plan: Plan, state: State, start: str) -> None:
-    """Set the receipts of `start` and of everything after it aside, as far as they can be found."""
+    """Set what is left of `start` and of everything after it aside, as far as it can be found."""
     plan.node(start)
     if start not in executor.wanted:
         raise UsageError(
             f"--from {start}: it is not among the nodes that this run carries out ({', '.join(executor.wanted[-3:])} at "
             "its end); leave --from out, or name a later end with --until"
         )
-    again = set(plan.downstream(start))
-    for node_id, end in executor.find().items():
-        if node_id in again and end.run_key is not None:
-            state.set_aside(end.run_key, name="replaced")
+    again, found = set(plan.downstream(start)), executor.find()
+    for node in plan:
+        if node.id in again and all(i in found for i in node.inputs.values()):
+            _set_aside(state, node, executor.run_key(node, found))
+
+
+def _set_aside(state: State, node: Node, run_key: str) -> None:
+    """Move away what is left of a node. BusyError where another driver carries it out at this moment."""
+    if not (folder := state.node(run_key)).exists():
+        return
+    lease = Lease(folder / "lease")
+    if not lease.try_acquire(node=node.id):
+        other = lease.read().get("program", "another program")
+        raise BusyError(
+            f"--from: node {node.id} is carried out for {other} at this moment, so it cannot be begun again; "
+            "wait for it or stop that run, and try again"
+        )
+    try:
+        state.set_aside(run_key, name="replaced", checkpoints=True)
+    finally:
+        lease.release()
 
 
 def _record(plan: Plan, state: State, request: Request, executor: Executor) -> RunRecord:
     return RunRecord(
-        execution=new_execution(),
+        execution=executor.execution or new_execution(),
         program=plan.program,
         file=request.file,
         arguments=dict(request.arguments),
@@ -199,15 +217,16 @@ def _carry_out(executor: Executor, record: RunRecord, request: Request, hooks: H
     total = len(executor.wanted)
 
     def leave() -> NoReturn:
-        """End this process now, with what is known written down."""
+        """End this process now, with what is known written down; a run that is complete keeps its exit code."""
         executor.kill()
-        code = executor.exit_code() or 4
+        code, complete = executor.exit_code(), executor.finished and all(e.done for e in executor.ends.values())
         with contextlib.suppress(TutelageError):
-            _close_record(executor.state, record, executor, code)
+            _close_record(executor.state, record, executor, code if complete else code or 4)
+        left = "services were not told everything" if complete else f"go on with `{request.resume_command}`"
         with contextlib.suppress(OSError):  # nobody reads any more
-            sys.stderr.write(f"tutelage: ended at once; go on with `{request.resume_command}`\n")
+            sys.stderr.write(f"tutelage: ended at once; {left}\n")
             sys.stderr.flush()
-        os._exit(code)
+        os._exit(exit_code(record) or 0)
 
     with Live(sys.stderr, total, quiet=request.quiet) as live, _signals(executor, live, leave):
         reused = sum(n in executor.ends for n in executor.wanted)

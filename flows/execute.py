@@ -5,7 +5,7 @@ Statuses: `reused, completed, skipped, gate_failed, held, failed, blocked, inter
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,8 @@ class Settings:
     wanted: frozenset[str] | None = None
     """Nodes to carry out; all where left out. Others are only looked up."""
     wall_seconds: float | None = None
+    execution: str | None = None
+    """Id of the execution, which registered policies name."""
     code: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     entry_for: Callable[[str], str] = lambda kind: NODE_KINDS[kind].entry
 
@@ -45,6 +47,7 @@ class Executor:
     def __init__(self, plan: Plan, state: State, launcher: Launcher, settings: Settings | None = None) -> None:
         self.plan = plan
         self.state = state
+        self.execution = (settings or Settings()).execution
         self.notes: list[str] = []
         """Sentences that belong to the run and to no receipt."""
         self._launcher = launcher
@@ -126,15 +129,18 @@ class Executor:
         while True:
             found: dict[str, NodeEnd] = {}
             for node in self.plan.nodes:
-                if all(i in found for i in node.inputs.values()):
-                    key = self.state.run_key(node, {k: str(found[i].digest) for k, i in node.inputs.items()})
-                    if (end := self._reuse(node, key)) is not None:
-                        found[node.id] = end
+                known = all(i in found for i in node.inputs.values())
+                if known and (end := self._reuse(node, self.run_key(node, found))) is not None:
+                    found[node.id] = end
             open_nodes = [self._nodes[n] for n in self._wanted if n not in found]
             needed = {i for node in open_nodes for i in node.inputs.values() if i in found}
             damaged = [i for i in sorted(needed) if not self._intact(found[i])]
             if not damaged:
                 return found
+
+    def run_key(self, node: Node, ends: Mapping[str, NodeEnd]) -> str:
+        """Return the run key of a node whose inputs ended so."""
+        return self.state.run_key(node, {k: str(ends[i].digest) for k, i in node.inputs.items()})
 
     def prestart(self) -> None:
         """Begin to carry out everything that is wanted, in the background.
@@ -338,6 +344,7 @@ class Executor:
             inputs={name: str(folder) for name, folder in folders.items() if folder is not None},
             input_digests={name: e.digest or NOTHING for name, e in inputs.items()},
             code=self._settings.code,
+            run=self.execution,
         )
 
     def _carry_out(self, node: Node, work: Assignment, inputs: dict[str, NodeEnd], lease: Lease) -> NodeEnd:

@@ -51,7 +51,7 @@ class Events:
             source = Path(record.file).read_text(encoding="utf-8")
         except (OSError, ValueError):
             source = ""
-        self._append({"event": "start", "program": plan.program, "source": source, "tags": dict(plan.tags)})
+        self._append({"event": "start", "program": plan.program, "source": source})
 
     def end(self, exit_code: int) -> None:
         """Say that every node has ended."""

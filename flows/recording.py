@@ -99,26 +99,29 @@ class Recording:
                 self._start = event
             elif event.get("event") == "end":
                 self._end = event
-        if not self._start:
-            return False
-        program = self._start["program"]
         if self._record is None:
-            path = self._state.program(program) / "executions" / f"{self.execution}.json"
+            self._look()
+        if self._record is None or self._plan is None:
+            self.over = True
+            self.errors = [f"{self.execution}: its record or plan is gone, so it cannot be sent"]
+            self._finish()
+            return False
+        self._events = self._state.events(self._record.program, self.execution)
+        driver = self._record.process
+        self.over = self._end is not None or driver is None or not driver.alive
+        if not self._start and self.over:  # the disk was full, or the driver was killed, as it was to be noted
+            self._say(f"{self.execution}: how it began was not noted, so it is sent without the text of its program")
+        return bool(self._start) or self.over
+
+    def _look(self) -> None:
+        """Find the record of the execution, which is there before anything is noted, and its plan."""
+        for path in self._state.home.glob(f"programs/*/executions/{self.execution}.json"):
             try:
                 self._record = RunRecord(**json.loads(path.read_bytes()))
                 data = self._state.plan(self._record.plan)
                 self._plan = None if data is None else plan_from(data)
             except (OSError, ValueError, TypeError, TutelageError):
                 self._plan = None
-        if self._record is None or self._plan is None:
-            self.over = True
-            self.errors = [f"{self.execution}: its record or plan is gone, so it cannot be sent"]
-            self._finish()
-            return False
-        self._events = self._state.events(program, self.execution)
-        driver = self._record.process
-        self.over = self._end is not None or driver is None or not driver.alive
-        return True
 
     def _finish(self) -> None:
         self._sent.note(self.execution, "done")
@@ -224,7 +227,7 @@ class Recording:
         tracking, plan = self._stores.tracking(), self.plan
         tags = {"tutelage.execution": self.execution, "tutelage.level": "execution"}
         run = tracking.run(plan.program, self.execution, tags, millis(self.record.started))
-        more = {f"tag.{k}": v for k, v in dict(self._start.get("tags", {})).items()}
+        more = {f"tag.{k}": v for k, v in dict(plan.tags).items()}
         tracking.tags(
             run,
             {

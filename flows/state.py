@@ -205,10 +205,14 @@ class State:
         fsync_dir(folder.parent)
         return receipt
 
-    def set_aside(self, run_key: str, name: str = "damaged") -> Path | None:
-        """Move a node's receipt and outputs away, so that nothing loads them; return where they are now."""
+    def set_aside(self, run_key: str, name: str = "damaged", *, checkpoints: bool = False) -> Path | None:
+        """Move a node's receipt and outputs away, so that nothing loads them; return where they are now.
+
+        `checkpoints` and the rollouts beside them go too where another attempt must not go on from them.
+        """
         folder = self.node(run_key)
-        what = [p for p in (folder / "receipt.json", folder / "out") if p.exists()]
+        names = ("receipt.json", "out", "ckpt") if checkpoints else ("receipt.json", "out")
+        what = [p for p in (folder / n for n in names) if p.exists()]
         if not what:
             return None
         number = len(list(folder.glob(f"{name}-*"))) + 1

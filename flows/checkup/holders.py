@@ -8,8 +8,8 @@ from flows import services
 from flows.checkup.findings import Finding, ok
 from flows.leases import Lease, Process, process_from, short_lock
 
-_LEASES = ("nodes/*/lease", "programs/*/lease", "services/lock", "registry/.lock", "pools/.lock", "dvc/lock",
-           "recorder/lock", "device.lock")  # fmt: skip
+_LEASES = ("nodes/*/lease", "programs/*/lease", "services/lock", "registry/.lock", "pools/.lock",
+           "pools/.answers.lock", "dvc/lock", "recorder/lock", "device.lock")  # fmt: skip
 
 
 def leases(home: Path) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from flows import datasets
 from flows.datasets import DataVersion
@@ -91,6 +92,12 @@ def _checkout(args: argparse.Namespace) -> int:
     return 0
 
 
+def _words(name: str, s: dict[str, Any]) -> str:
+    if not s["done"]:
+        return f"{name}: not sent: {', '.join(s['left'])}"
+    return "\n".join(s["errors"] or [f"{name}: sent", *s["said"]])
+
+
 def _sync(args: argparse.Namespace) -> int:
     from flows.recorder import sync
 
@@ -102,7 +109,7 @@ def _sync(args: argparse.Namespace) -> int:
         print("everything was sent already")
     for name, s in status.items():
         if not args.json:
-            print(f"{name}: {'sent' if s['done'] else 'not sent: ' + ', '.join(s['left'])}")
+            print(_words(name, s))
     if left:
         raise ServiceError(
             "; ".join(dict.fromkeys(e for s in left.values() for e in s["errors"])) or "not all was sent"

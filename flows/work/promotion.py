@@ -33,7 +33,7 @@ def promote(node: NodeContext) -> Outcome:
         return _nothing(node, record, "the gate did not pass")
     gate = registry.gate_digest(node.inputs["gate"] / "gate.json")
     reason = f"gate {record['gate']}: {_why(record)}"
-    candidate = registry.Candidate(_policy(node, stage), stage, gate, node.execution.get("execution"), reason)
+    candidate = registry.Candidate(_policy(node, stage), stage, gate, node.run, reason)
     if answer == "inconclusive":
         return _undecided(node, record, candidate)
     if answer == "already_promoted":

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +267,7 @@ def publish(node: NodeContext) -> Outcome:
     published_pools.publish(home, program, published_pools.TRAINED, trained, about)
     version = published_pools.publish(home, program, published_pools.REGRESSION, merged, about)
     published_pools.publish(home, program, published_pools.CASES, cases, about)
-    _note_lives(home, program, ledger)
+    confirming.note_lives(home, program, ledger)
     body = {
         "regression": version.resolved(), "cases": len(cases), "problems": len(merged), "trained": len(trained),
     }  # fmt: skip
@@ -279,15 +279,6 @@ def publish(node: NodeContext) -> Outcome:
         metrics={"regression_problems": float(len(merged)), "cases": float(len(cases)), **lives},
         notes=[f"the regression pool holds {len(merged)} problems, {about['added']} of them new"],
     )
-
-
-def _note_lives(home: Path, program: str, ledger: Sequence[BadCase]) -> None:
-    """Let the answers know what became of their cases, so that one that trained is not brought in again."""
-    known = {c.id: c for c in ledger}
-    given = confirming.answers(home, program)
-    if given:
-        aged = [replace(a, case=known.get(a.case.id, a.case)) for a in given]
-        confirming.keep(home, program, aged, {"program": program, "lives": True})
 
 
 def _merged(home: Path, program: str, pool: str, rows: Sequence[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:

@@ -31,7 +31,7 @@ def _served(
 
     home = node.home or node.out.parent
     if spec.url is not None:
-        server = NamedServer(spec.url, str(home / "served" / node.out.parent.name), precision)
+        server = NamedServer(spec.url, str(home / "served" / node.run_key), precision)
     else:
         caller = Caller(home, node.id, node.stop, lambda what: node.progress(what, None, {}))
         server = ModelServer(caller, spec, policy, precision)

@@ -29,7 +29,7 @@ from tasks.loops.annotate import Desk, annotate
 from tasks.loops.trying import Trial
 from tasks.protocols import Environment
 from tasks.teachers.asking import asks_for
-from tasks.teachers.budget import Caps
+from tasks.teachers.budget import Caps, Spent
 from tasks.teachers.client_openai import OpenAIClient, Setting
 from tasks.teachers.ensemble import Judge
 from tasks.teachers.ledger import CallLedger
@@ -53,7 +53,7 @@ def teach(node: NodeContext) -> Outcome:
     routes = [Route.model_validate(r) for r in node.params["routing"]]
     routed = route(about, routes, lambda text: _number(node.seed, "route", text), _history(node))
     instruction = prompt_of(node.params["prompt"])
-    ledger = CallLedger(_ledger_path(node))
+    ledger = CallLedger(_ledger_path(node), node.run_key)
     desk = _desk(node, ledger, worlds, instruction.text)
     signals = annotate(asks, routed.teacher, desk, instruction.version)
     write_rows(node.out / "signals.jsonl", signals)
@@ -61,7 +61,7 @@ def teach(node: NodeContext) -> Outcome:
     _write_calls(node.out / "notes" / "calls.jsonl", lines)
     told = _summary(node, signals, skipped, routed, {t.id: t for t in trajectories})
     write_json(node.out / "signals.json", told)
-    return _outcome(signals, told, desk)
+    return _outcome(signals, told, desk, ledger.paid())
 
 
 def _problems(node: NodeContext, trajectories: list[Trajectory]) -> dict[str, Problem]:
@@ -165,7 +165,7 @@ def _summary(
     }
 
 
-def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk) -> Outcome:
+def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk, paid: Spent) -> Outcome:
     notes = [_card_words(name, card) for name, card in told["scorecard"].items()]
     if told["skipped"]:
         notes.append("not asked about: " + ", ".join(f"{n} {why}" for why, n in told["skipped"].items()))
@@ -181,7 +181,6 @@ def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk) -> Outcome:
     idle = [n for n in desk.specs if n not in asked and n not in members]
     if idle:
         notes.append(f"no problem went to {', '.join(idle)}")
-    paid = [c for c in desk.clients.values() if isinstance(c, OpenAIClient)]
     metrics: dict[str, float | None] = {"asked": float(told["asked"]), "answered": float(told["answered"])}
     for name, card in told["scorecard"].items():
         metrics[f"agreement.{name}"] = card["agreement"]["rate"]
@@ -189,10 +188,7 @@ def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk) -> Outcome:
             notes.append(f"agreement.{name} is missing: the verifiers say nothing that can be compared")
     return Outcome(
         metrics=metrics,
-        cost={
-            "teacher_calls": float(sum(c.requests for c in paid)),
-            "teacher_usd": round(sum(c.usd for c in paid), 6),
-        },
+        cost={"teacher_calls": float(paid.requests), "teacher_usd": round(paid.usd, 6)},
         notes=notes,
     )
 

@@ -51,10 +51,6 @@ class OpenAIClient:
         self.name = name
         self.spec = spec
         self._setting = setting
-        self.requests = 0
-        """Requests sent by this object."""
-        self.usd = 0.0
-        """What they cost."""
 
     @property
     def revision(self) -> str:
@@ -208,7 +204,6 @@ class _Round:
         guess = prompt_tokens(messages)
         most = dollars(self.spec.price, guess, budget)
         call = self.setting.ledger.begin(key, attempt, self.client.name, self.setting.node, most, self.setting.caps)
-        self.client.requests += 1
         began = self.setting.clock()
         lost = Returned("deadline", tokens_in=guess, tokens_out=budget, usd=most, counted=False)
         try:
@@ -229,7 +224,6 @@ class _Round:
             self.setting.ledger.end(key, call, Returned("stopped", usd=most, counted=False))
             raise
         how = replace(how, seconds=round(self.setting.clock() - began, 3))
-        self.client.usd += how.usd
         self.setting.ledger.end(key, call, how)
         if how.outcome == "fatal":
             raise TeacherError(self._fatal(how.status or 0, how.detail))

@@ -1,7 +1,7 @@
 """The ledger of paid calls of a program: a line before a request is sent, a line after it returned.
 
 All nodes and runs of the program share it, so that no reply is paid for twice. Lines are
-`{"event": "sent", key, attempt, id, teacher, node, usd}` and `{"event": "returned", key, id, outcome, …}`.
+`{"event": "sent", key, attempt, id, teacher, node, run, usd}` and `{"event": "returned", key, id, outcome, …}`.
 """
 
 import contextlib
@@ -44,15 +44,20 @@ class Returned:
 
 
 class CallLedger:
-    """Answers by key, and what was spent, over every process that uses the file."""
+    """Answers by key, and what was spent, over every process that uses the file.
 
-    def __init__(self, path: Path) -> None:
+    `run_key` is that of the node that asks here: it stands in what is sent, so that attempts of a node add up.
+    """
+
+    def __init__(self, path: Path, run_key: str = "") -> None:
         self.path = path
+        self._run_key = run_key
         path.parent.mkdir(parents=True, exist_ok=True)
         self._read = 0
         self._answers: dict[str, Returned] = {}
         self._spent: dict[str, Spent] = {}
-        self._open: dict[str, tuple[str, float]] = {}
+        self._paid: dict[str, Spent] = {}
+        self._open: dict[str, tuple[tuple[Spent, Spent], float]] = {}
         self._lines: dict[str, list[dict[str, Any]]] = {}
         self._number = 0
         with self._locked():
@@ -74,7 +79,7 @@ class CallLedger:
             call = f"{key[:16]}-{os.getpid()}-{time.time_ns()}-{self._number}"
             line = {
                 "event": "sent", "key": key, "attempt": attempt, "id": call, "teacher": teacher, "node": node,
-                "usd": usd, "at": round(time.time(), 3),
+                "run": self._run_key, "usd": usd, "at": round(time.time(), 3),
             }  # fmt: skip
             self._append(line)
         fault_point("call_sent")
@@ -93,6 +98,10 @@ class CallLedger:
         if teacher is not None:
             return self._spent.get(teacher, Spent())
         return Spent(sum(s.usd for s in self._spent.values()), sum(s.requests for s in self._spent.values()))
+
+    def paid(self) -> Spent:
+        """Return what the node spent that asks here, over all its attempts; answers that others paid for are free."""
+        return self._paid.get(self._run_key, Spent())
 
     def attempts(self, key: str) -> tuple[int, float]:
         """Return how many requests were sent for a key so far, and what they cost."""
@@ -129,10 +138,12 @@ class CallLedger:
             line = json.loads(raw)
             key, call = line["key"], line["id"]
             if line["event"] == "sent":
-                spent = self._spent.setdefault(line["teacher"], Spent())
-                spent.usd += line["usd"]
-                spent.requests += 1
-                self._open[call] = (line["teacher"], line["usd"])
+                run = line.get("run", "")  # older ledgers name none
+                of = self._spent.setdefault(line["teacher"], Spent()), self._paid.setdefault(run, Spent())
+                for spent in of:
+                    spent.usd += line["usd"]
+                    spent.requests += 1
+                self._open[call] = (of, line["usd"])
             else:
                 self._returned(line, key, call)
             self._lines.setdefault(key, []).append(line)
@@ -144,7 +155,8 @@ class CallLedger:
 
     def _returned(self, line: dict[str, Any], key: str, call: str) -> None:
         how = Returned(**{k: v for k, v in line.items() if k not in ("event", "key", "id")})
-        teacher, reserved = self._open.pop(call)
-        self._spent[teacher].usd += how.usd - reserved
+        of, reserved = self._open.pop(call)
+        for spent in of:
+            spent.usd += how.usd - reserved
         if how.outcome == OK:
             self._answers.setdefault(key, how)

@@ -1,6 +1,8 @@
 """`tutelage cases`: what rounds found, listed by cause and shown with its conversation."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from flows import confirming, pools
 from flows.cli import main
 from flows.state import NodeReceipt, RunRecord, State, now
 from specs.records import BadCase, Observation, to_dict
+from tests.contracts.sources import ROOT
 from tests.tasks.judging.builders import call, trajectory
 
 
@@ -153,3 +156,45 @@ def test_a_person_confirms_a_case_dismisses_it_and_the_list_shows_it(
     assert [a.by for a in confirming.answers(home, "desk")] == ["Bob"]
     assert main(["cases", "confirm", "train/p9"]) == 2
     assert "no case is called 'train/p9'" in capsys.readouterr().err
+
+
+GIVING = """
+import sys
+from pathlib import Path
+from flows import confirming, pools
+from specs.records import case_from
+
+home, who = Path(sys.argv[1]), sys.argv[2]
+cases = [case_from(c) for c in pools.cases(home, "desk")]
+print("ready", flush=True)
+sys.stdin.readline()
+for case in cases:
+    if who == "round":
+        case.life = "in_training"
+        confirming.note_lives(home, "desk", cases)
+    elif case.problem_type == who:
+        confirming.give(home, case, confirmed=True, by=who, reason="read it")
+if who == "round":
+    confirming.note_lives(home, "desk", cases)
+"""
+
+
+def test_no_answer_is_lost_where_two_people_and_a_round_speak_at_once(home: Path) -> None:
+    people = ("Ada", "Bob")
+    many = [case(n, problem_type=people[n % 2]) for n in range(20)]
+    pools.publish(home, "desk", pools.CASES, [to_dict(c) for c in many], {})
+    command = [sys.executable, "-c", GIVING, str(home)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+    running = [subprocess.Popen([*command, who], **pipes) for who in (*people, "round")]
+    for one in running:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "ready\n"
+    for one in running:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    for one in running:
+        one.communicate(timeout=60)
+        assert one.returncode == 0
+    given = {a.case.id: a.by for a in confirming.answers(home, "desk")}
+    assert given == {c.id: c.problem_type for c in many}

@@ -1,5 +1,6 @@
 """Carrying out plans: reuse, order, conditions, gates, stopping, exit codes. Nodes are the bodies of the fault tests."""
 
+import json
 import threading
 import time
 from dataclasses import replace
@@ -12,12 +13,13 @@ from flows.child import Assignment
 from flows.ends import Event, ranks
 from flows.execute import Executor, Settings
 from flows.launch import LocalLauncher
+from flows.leases import Lease
 from flows.nodes import Plan
 from flows.state import State
-from specs.errors import Interrupted, StateError
+from specs.errors import BusyError, Interrupted, StateError
 from tests.faults.bodies import entry_for
 from tests.faults.plans import node, plan_of, reference
-from tests.faults.running import here
+from tests.faults.running import here, run_with_fault
 
 
 class _NoLauncher:
@@ -150,6 +152,33 @@ def test_from_does_a_node_and_all_after_it_again(tmp_path: Path):
     here(tmp_path)
     again = here(tmp_path, start="gate.ship")
     assert [n for n, e in again.ends.items() if e.status == "completed"] == ["gate.ship", "promote.ship", "report"]
+
+
+@pytest.mark.parametrize("start", ["teach", "policy.init"])
+def test_from_does_not_go_on_from_a_checkpoint(tmp_path: Path, start: str):
+    home = tmp_path / "home"
+    run_with_fault(home, "checkpoint:4:kill_run")
+    (kept,) = home.glob("nodes/*/ckpt/step-015")
+    for state in home.glob("nodes/*/ckpt/*/state.json"):
+        state.write_text(json.dumps({**json.loads(state.read_text()), "state": "of another attempt"}))
+    again = here(home, start=start).ends["teach"]
+    assert again.run_key == kept.parents[1].name
+    (aside,) = kept.parents[1].glob("replaced-*/ckpt")
+    assert (aside / "step-015").is_dir()
+    assert (aside / "rollouts.jsonl").is_file()
+    fresh = here(tmp_path / "fresh").ends["teach"]
+    assert again.digest == fresh.digest, "no step of the first attempt is in it"
+
+
+def test_from_leaves_a_node_that_another_program_carries_out_alone(tmp_path: Path):
+    done = here(tmp_path).ends["gate.ship"]
+    assert done.run_key is not None
+    lease = Lease(tmp_path / "nodes" / done.run_key / "lease")
+    assert lease.try_acquire(program="other")
+    with pytest.raises(BusyError, match=r"--from: node gate\.ship is carried out for other at this moment"):
+        here(tmp_path, start="gate.ship")
+    lease.release()
+    assert State(tmp_path).receipt(done.run_key) is not None
 
 
 def test_what_most_nodes_wait_for_is_most_urgent():

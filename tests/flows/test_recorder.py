@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flows import datasets, recorder, registry, services
+from flows.cli import main
 from flows.nodes import Plan
 from flows.state import State
 from flows.tracking import flatten, points_of, safe_name, short, without_secrets
@@ -203,6 +204,52 @@ def test_a_killed_driver_leaves_no_run_running(sent: Path, tmp_path: Path) -> No
     query = "select name, status from runs r join tags t on t.run_uuid = r.run_uuid where t.key = 'tutelage.execution'"
     found = dict(rows(home, f"{query} and t.value = ?", execution))
     assert (found[execution], found["teach"], found["report"]) == ("KILLED", "KILLED", "FINISHED")
+
+
+def began_badly(home: Path, left: str, *, alive: bool) -> str:
+    """Run a plan whose recorder was told nothing but `left` of how it began; return the execution."""
+    execution = recorded(home, plan(), end=False)
+    (home / "executions" / f"{execution}.jsonl").write_text(left)
+    state = State(home)
+    record = state.last("toy")
+    assert record is not None
+    if not alive:
+        record.driver["start"] = "1"  # that process is gone
+    state.save_record(record)
+    return execution
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("left", ["", '{"event": "start", "progr'])
+def test_an_execution_whose_beginning_was_not_noted_is_sent_from_its_record(
+    sent: Path, tmp_path: Path, left: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / ".tutelage"
+    copy_store(sent, home)
+    execution = began_badly(home, left, alive=False)
+    monkeypatch.setenv("TUTELAGE_HOME", str(home))
+    assert main(["data", "sync"]) == 0
+    said = capsys.readouterr().out
+    assert f"{execution}: sent" in said
+    assert "how it began was not noted, so it is sent without the text of its program" in said
+    found = dict(rows(home, "select name, status from runs"))
+    assert (found[execution], found["teach"]) == ("KILLED", "FINISHED")
+
+
+def test_an_execution_without_a_beginning_waits_for_its_driver_and_not_for_one_that_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / ".tutelage"
+    execution = began_badly(home, "", alive=True)
+    (home / "recorder").mkdir()
+    follower = recorder.Recorder(home)
+    assert follower.step(), "its driver lives and may still say how it began"
+    assert follower.pending() == [execution]
+    (home / "programs" / "toy" / "executions" / f"{execution}.json").unlink()
+    monkeypatch.setenv("TUTELAGE_HOME", str(home))
+    assert main(["data", "sync"]) == 0
+    assert "its record or plan is gone, so it cannot be sent" in capsys.readouterr().out
+    assert recorder.Recorder(home).pending() == []
 
 
 def test_the_same_spool_gives_the_same_points_whenever_it_is_read() -> None:

@@ -117,7 +117,7 @@ def node(tmp: Path, params: dict[str, Any], inputs: dict[str, Path]) -> NodeCont
     out.mkdir(parents=True, exist_ok=True)
     spool = MetricSpool(tmp / "metrics.jsonl")
     return NodeContext(
-        "promote.ship", "promote", params, {}, 17, inputs, out, tmp, spool, lambda: False, lambda *_: None
+        "promote.ship", "promote", params, {}, 17, inputs, out, tmp, spool, lambda: False, lambda *_: None, run="run-1"
     )
 
 
@@ -147,6 +147,7 @@ def test_the_bodies_promote_what_passed_and_hand_a_champion_on(tmp_path: Path) -
     assert gone.metrics == {"promoted": 0.0}
     champion = registry.champion(tmp_path / "home", "p")
     assert champion is not None
+    assert champion.execution == "run-1", "`plan --diff champion` finds its plan by it"
     given = {"version": 1, "digest": champion.digest, "folder": champion.folder}
     taken = node(tmp_path, given, {})
     registered(taken)

@@ -202,13 +202,20 @@ def test_a_budget_ends_the_node_and_raising_it_goes_on(
     monkeypatch.setenv("TEACHER_KEY", KEY)
     count = len({json.dumps(a.data()) for a in asked("score", inputs, own)})  # equal questions are one call
     with serving(thinking(asked("score", inputs, own), prompt(CURRENT["score"]).text)) as server:
-        closed = {"kind": "openai", "model": "m", "base_url": server.url, "api_key": "${env:TEACHER_KEY}"}
+        closed = {
+            "kind": "openai",
+            "model": "m",
+            "base_url": server.url,
+            "api_key": "${env:TEACHER_KEY}",
+            "price": {"input": 10, "output": 100},
+        }
         with pytest.raises(BudgetError, match="cap_calls is 10") as caught:
             teach(made(tmp_path, "capped", inputs, "score", {"closed": closed | {"cap_calls": 10}}))
         assert caught.value.exit_code == 8
         assert len(server.seen.bodies) == 10
-        teach(made(tmp_path, "capped", inputs, "score", {"closed": closed | {"cap_calls": 100}}))
-        assert len(server.seen.bodies) == count
+        done = teach(made(tmp_path, "capped", inputs, "score", {"closed": closed | {"cap_calls": 100}}))
+        assert len(server.seen.bodies) == done.cost["teacher_calls"] == count, "both attempts paid for this result"
+        assert done.cost["teacher_usd"] == pytest.approx(count * (100 * 10 + 20 * 100) / 1e6)
         assert set(server.seen.keys.values()) == {1}
         assert server.seen.secrets == {f"Bearer {KEY}"}
     written = [p for p in tmp_path.rglob("*") if p.is_file()]

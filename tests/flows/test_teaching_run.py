@@ -12,6 +12,7 @@ from flows.access import need_secrets
 from flows.compile import compile as compile_program
 from flows.resolve import resolve
 from flows.spending import cap_warnings
+from flows.state import State
 from specs.errors import ProgramError
 from specs.loader import load_program
 from tests.contracts.sources import ROOT
@@ -122,6 +123,11 @@ def test_a_budget_stops_the_run_and_raising_it_goes_on(tmp_path: Path) -> None:
     assert code == 0, second
     assert set(server.seen.keys.values()) == {1}, "nothing is paid for twice"
     assert all("logprobs" not in b for b in server.seen.bodies)
+    record = State(home).last("tiny")
+    assert record is not None
+    receipt = State(home).receipt(record.nodes["learn.teach1"]["run_key"])
+    assert receipt is not None
+    assert receipt.cost["teacher_calls"] == len(server.seen.bodies) > 20, "both attempts paid for this result"
     code, third = run()
     assert code == 0
     assert "learn.teach1       reused" in third

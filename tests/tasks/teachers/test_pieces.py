@@ -31,6 +31,23 @@ def test_a_call_without_an_end_counts_as_reserved(tmp_path: Path) -> None:
     assert again.attempts("k2") == (1, pytest.approx(0.25))
 
 
+def test_what_a_node_paid_is_told_over_all_its_attempts_and_without_what_others_paid(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_text(
+        '{"event": "sent", "key": "k0", "attempt": 1, "id": "0", "teacher": "big", "node": "teach", "usd": 9.0}\n'
+    )
+    killed, other = CallLedger(path, "a" * 64), CallLedger(path, "b" * 64)
+    killed.end("k1", killed.begin("k1", 1, "big", "teach", 0.5, Caps()), Returned("ok", "hello", usd=0.1))
+    killed.begin("k2", 1, "small", "teach", 0.25, Caps())
+    other.end("k3", other.begin("k3", 1, "big", "teach", 0.5, Caps()), Returned("ok", "hello", usd=0.3))
+    again = CallLedger(path, "a" * 64)
+    again.end("k2", again.begin("k2", 2, "small", "teach", 0.25, Caps()), Returned("ok", "hello", usd=0.2))
+    assert (again.paid().usd, again.paid().requests) == (pytest.approx(0.1 + 0.25 + 0.2), 3)
+    assert (other.paid().usd, other.paid().requests) == (pytest.approx(0.3), 1)
+    assert CallLedger(path, "c" * 64).paid().requests == 0
+    assert again.spent().usd == pytest.approx(9.0 + 0.1 + 0.25 + 0.2 + 0.3)
+
+
 def test_two_processes_share_one_ledger(tmp_path: Path) -> None:
     one, two = CallLedger(tmp_path / "calls.jsonl"), CallLedger(tmp_path / "calls.jsonl")
     call = one.begin("k1", 1, "big", "node", 0.5, Caps())
