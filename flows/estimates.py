@@ -292,7 +292,8 @@ def policy_gradient(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     fresh = algorithm["steps"] * algorithm["problems_per_step"] * algorithm["group_size"]
     sampled = _rollouts(params, sizes, names, rounds * algorithm.get("best_of", 1) * fresh)
     updates = algorithm["updates_per_batch"]
-    passes = updates + (0 if algorithm.get("correction") is None else 1 / 3)
+    noisy = algorithm["type"] == "gspo" and "bf16" in (params["policy"][n] for n in ("precision", "sampler_precision"))
+    passes = updates + (1 / 3 if noisy or algorithm.get("correction") is not None else 0)
     if critic := algorithm.get("critic"):
         passes += 1 / 3 + (critic["updates_per_batch"] if critic["backbone"] == "own" else 0)
     if algorithm.get("form"):

@@ -41,7 +41,7 @@ def policy_gradient_loss(spec: PolicyGradientAlgorithm) -> tuple[str, str]:
     if spec.entropy_coef:
         equation += f" - {spec.entropy_coef:g} sum w entropy"
     cut = [f"R at most {spec.clip_rewards:g} std of its group from the mean"] if spec.clip_rewards else []
-    words = [_advantages(spec), *cut, *_ratio_words(spec, ratio), _mean(spec), *_cut_words(spec)]
+    words = [_advantages(spec), *cut, *_ratio_words(spec, ratio), _mean(spec), *_varying(spec), *_cut_words(spec)]
     words += beside(spec)
     if spec.correction is not None:
         words.append(_correction(spec.correction))
@@ -152,6 +152,8 @@ def _ratio_words(spec: PolicyGradientAlgorithm, passes: int) -> list[str]:
         return ["r = pi / sampler"]
     if spec.correction is not None:
         base = "pi / pi before the update"
+    elif isinstance(spec, GSPO):
+        base = "pi / pi before the update (the sampler's, where it is this process and both are fp32)"
     else:
         base = "pi / sampler" + ("" if passes == 1 else ", from the second pass on pi / pi of the first")
     if isinstance(spec, TurnPPO):
@@ -164,6 +166,14 @@ def _mean(spec: PolicyGradientAlgorithm) -> str:
         budget = "the policy's max_length" if spec.token_budget is None else f"{spec.token_budget} tokens"
         return f"w = 1 / (trajectories x {budget}) (no mean over a length)"
     return MEAN[spec.aggregation]
+
+
+def _varying(spec: PolicyGradientAlgorithm) -> list[str]:
+    """Return over whom the means are, where the policy's is over others than those of further terms."""
+    gated = isinstance(spec, SelfTaught) and spec.form == "gated"
+    further = spec.kl_coef > 0 or spec.entropy_coef != 0 or spec.distill is not None or gated
+    alone = isinstance(spec, PPO | TurnPPO | SAO) or spec.aggregation not in MEAN or spec.aggregation == "sequence_sum"
+    return ["the policy's w counts groups that vary, the w of other terms all"] if further and not alone else []
 
 
 def _cut_words(spec: PolicyGradientAlgorithm) -> list[str]:

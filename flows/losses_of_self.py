@@ -88,6 +88,8 @@ def shortened(spec: OPD, equation: str, words: str) -> tuple[str, str]:
     else:
         told = f"a completion's limit begins at {length.start} tokens and follows loops and cuts every {length.every} steps"
         told += f" between {length.least} and {length.most}; loops do not train"
+    if spec.truncated == "mask" and isinstance(length, ByGap | ByConfidence):
+        told += ", the next longer where most rollouts were cut"
     parts = [words, told]
     if isinstance(spec.select, Segments):
         parts.append(f"of each trajectory the {spec.select.share:.0%} of turns with the highest divergence")

@@ -69,7 +69,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("data.apart", 1, "flows.work.data:apart", False, estimates.apart),
     NodeKind("policy.init", 1, "flows.work.policy:init", True, estimates.init, ("path", "adapter.path", *_PLACES)),
     NodeKind("policy.registered", 1, "flows.work.promotion:registered", False, estimates.registered, ("folder",)),
-    NodeKind("train.sft", 2, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
+    NodeKind("train.sft", 3, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
     NodeKind(
         "collect", 3, "flows.work.supervised:collect", True, estimates.collect,
         (*_TRAINING_ONLY, *_WEIGHING_ONLY, "algorithm.rounds", *_PLACES), "collect.json",
@@ -101,7 +101,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         needs=("preflight",),
     ),
     NodeKind(
-        "train.policy_gradient", 4, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient, _PLACES,
+        "train.policy_gradient", 5, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient, _PLACES,
         trains=True, needs=("decision",),
     ),
     NodeKind("compress", 1, "flows.work.compression:compress", True, estimates.compress, _PLACES, trains=True),
@@ -109,7 +109,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         "teacher.model", 1, "flows.work.opd:model", True, estimates_of_opd.teacher_model,
         ("path", "shape", "teacher.model", "teacher.revision"),
     ),
-    NodeKind("train.opd", 2, "flows.work.opd:train", True, estimates_of_opd.opd, _PLACES, trains=True),
+    NodeKind("train.opd", 3, "flows.work.opd:train", True, estimates_of_opd.opd, _PLACES, trains=True),
     NodeKind(
         "teach", 2, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn"),
         needs=("rollouts",),

@@ -23,8 +23,7 @@ _SIZES = {
     "reward_weighted": {"samples": 2, "problems": 8, "epochs": 1.0, "require_success": False},
     "dpo": {"epochs": 1.0}, "ipo": {"epochs": 1.0}, "orpo": {"epochs": 1.0}, "simpo": {"epochs": 1.0},
     "short_opd": {
-        "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1, "max_truncated": 1.0,
-        "min_coverage": 0.0,
+        "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1, "min_coverage": 0.0,
     },
     "opd": {
         "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1, "max_truncated": 1.0,
@@ -38,7 +37,7 @@ _SIZES = {
     **{
         name: {
             "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1,
-            "max_flat_steps": 100, "max_truncated": 1.0,
+            "max_flat_steps": None, "max_truncated": 1.0,
         }
         for name in POLICY_GRADIENTS
     },

@@ -152,7 +152,10 @@ class OPD(Distillation, RolloutBounds):
     truncated: Literal["mask", "score"] = "score"
     """Whether cut trajectories are left out of the loss."""
     min_coverage: Share = 0.5
-    """Share of the policy's tokens that a teacher must say something about; below it the stage stops."""
+    """Share of the policy's tokens that a teacher must say something about; below it the stage stops.
+
+    With 0 a stage without an update hands the policy on as it is.
+    """
     optimizer: Optimizer = Optimizer(learning_rate=3e-4)
 
     @model_validator(mode="after")

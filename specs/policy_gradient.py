@@ -85,8 +85,11 @@ class PolicyGradient(RolloutBounds):
     """Share of each step's problems that have the tag `adversarial`; as they come where left out."""
     truncated: Literal["mask", "score"] = "score"
     """Whether cut trajectories are left out of the loss or trained on with their reward."""
-    max_flat_steps: Count = 5
-    """Steps in a row without anything to compare, and nothing else that teaches, from which the stage stops."""
+    max_flat_steps: Count | None = 5
+    """Steps in a row from which the stage stops: nothing to compare and nothing else that teaches, or no update.
+
+    `null`: it never does, and a stage without an update hands the policy on as it is.
+    """
     optimizer: Optimizer = Optimizer(learning_rate=3e-4)
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.base import Count, Positive, Share, Spec
+from specs.bounds import unread
 from specs.distillation import OPD
 from specs.policy_gradient import NotNegative
 
@@ -27,7 +28,10 @@ class _Bounded(Spec):
 
 
 class ByGap(_Bounded):
-    """By the mean divergence on the last step's rollouts: the nearer the teacher, the shorter."""
+    """By the mean divergence on the last step's rollouts: the nearer the teacher, the shorter.
+
+    With `truncated: mask` what was cut says nothing: where most rollouts were, the next longer length is used.
+    """
 
     kind: Literal["by_gap"]
     bounds: Two = (0.2, 0.5)
@@ -36,7 +40,10 @@ class ByGap(_Bounded):
 
 
 class ByConfidence(_Bounded):
-    """By the mean probability of what the policy wrote in the last step: the surer, the shorter."""
+    """By the mean probability of what the policy wrote in the last step: the surer, the shorter.
+
+    With `truncated: mask`, where most rollouts were cut and do not train, the next longer length is used.
+    """
 
     kind: Literal["by_confidence"]
     bounds: Two = (0.5, 0.9)
@@ -117,6 +124,11 @@ class ShortOPD(OPD):
     """Which tokens train; all where left out."""
     horizon: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of a trajectory's tokens, from its first on, that train in the first step; it rises to all in the last."""
+
+    @model_validator(mode="after")
+    def _cuts_on_purpose(self) -> Self:
+        unread(self, "max_truncated", "by short_opd, which cuts completions on purpose; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _something_is_rolled_out(self) -> Self:

@@ -13,7 +13,7 @@ from specs.errors import DataError, StateError, VerifierError
 from specs.policy import Policy
 from specs.records import Problem, Trajectory
 from specs.reward import Reward
-from specs.run import Run
+from specs.run import LocalSampling, Run
 from specs.verifiers import Verifier
 from tasks.episodes.agents import agent_for
 from tasks.episodes.shards import read_shards
@@ -134,6 +134,12 @@ def precision(node: NodeContext, field: Literal["precision", "sampler_precision"
     found: Literal["fp32", "bf16", "auto"] = getattr(policy_spec(node), field)
     assert found != "auto", f"{field}: compile replaces auto"
     return found
+
+
+def exact(node: NodeContext) -> bool:
+    """Return whether the sampler's logprobs are the trainer's up to rounding: the same engine, in fp32 both."""
+    precisions = {precision(node, "precision"), precision(node, "sampler_precision")}
+    return isinstance(execution(node).sampler, LocalSampling) and precisions == {"fp32"}
 
 
 def arena(node: NodeContext, policy: LoadedPolicy) -> tuple[Arena, AnySampler]:

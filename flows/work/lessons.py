@@ -25,6 +25,7 @@ from tasks.loops.collect import Draw, collect, drift_notes
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.updates import logprob_gap
 from tasks.policy.store import LoadedPolicy, save_policy
 from tasks.tensors import Loss
 
@@ -201,7 +202,7 @@ class _Fit:
         )
 
     def _ask_start(self, found: list[list[float]]) -> None:
-        gap = feedback.logprob_gap(self.rows, found) if self.on_policy else 0.0
+        gap = logprob_gap(self.rows, found) if self.on_policy else 0.0
         if gap > feedback.MAX_GAP:
             raise TrainingError(
                 f"stage {self.node.id}: the trainer's and the sampler's logprobs of the rollouts differ by {gap:.4f} nats "

@@ -21,7 +21,7 @@ from specs.short_opd import ShortOPD
 from specs.teachers import ModelTeacher, PrivilegedTeacher
 from tasks.episodes.agents import agent_for
 from tasks.episodes.render import render_demonstration
-from tasks.episodes.shards import write_shards
+from tasks.episodes.shards import told_apart, write_shards
 from tasks.files import write_json
 from tasks.learning.learner import Learner
 from tasks.learning.opening import Scoring, open_token_teacher
@@ -145,9 +145,10 @@ def _demonstrations(node: NodeContext, policy: LoadedPolicy) -> list[Trajectory]
         raise DataError(
             f"{node.id}: demonstrations is above 0, but none of its data sets holds any; add one to the stage's data"
         )
-    return [
+    rendered = [
         render_demonstration(r, agent, policy.template, worlds[r.problem.environment].tools(r.problem)) for r in found
     ]
+    return told_apart("demonstrations", rendered)
 
 
 def _curve(report: DistillReport) -> dict[str, Any]:

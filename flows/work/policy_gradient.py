@@ -79,6 +79,7 @@ def train(node: NodeContext) -> Outcome:
         max_length=policy.config.max_length,
         load_weights=partial(load_weights, sampler, learner, node.id),
         reference=training.reference(node, policy) if spec.kl_coef > 0 else None,
+        exact=inputs.exact(node),
         critic=_critic(node, spec, policy),
         mixture=mixture,
         teaching=self_teaching.teaching(node, spec, arena, sampler),

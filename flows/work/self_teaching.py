@@ -9,7 +9,7 @@ from specs.algorithms import PolicyGradientAlgorithm
 from specs.errors import DataError
 from specs.records import Problem, Trajectory
 from specs.self_teaching import SelfTaught, SelfTaughtAlgorithm
-from tasks.episodes.shards import read_shards
+from tasks.episodes.shards import read_shards, told_apart
 from tasks.learning.checkpoints import tensor_digest
 from tasks.loops.collect import Arena
 from tasks.loops.contexts import Contexts, solver
@@ -56,4 +56,4 @@ def _experience(node: NodeContext, spec: SelfTaughtAlgorithm) -> list[Trajectory
         raise DataError(
             f"{node.id}: {', '.join(names)} hold no verified success to teach; name other stages, or leave experience out"
         )
-    return sorted(found, key=lambda t: (t.problem_id, t.id))
+    return told_apart("experience", sorted(found, key=lambda t: (t.problem_id, t.id)))

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -15,7 +15,7 @@ from specs.supervised import RFT, SFT, RewardWeighted
 from tasks.episodes.agents import agent_for
 from tasks.episodes.render import render_demonstration
 from tasks.episodes.seeds import derive
-from tasks.episodes.shards import read_shards, write_shards
+from tasks.episodes.shards import read_shards, told_apart, write_shards
 from tasks.files import write_json
 from tasks.learning.algorithms import loss_for, reward_weighted
 from tasks.learning.rows import RowReport, TrainingRow, behind, check_rows, merge_reports, rows_from
@@ -161,21 +161,27 @@ def demonstration_rows(
         tools = worlds[record.problem.environment].tools(record.problem)
         rendered.append(render_demonstration(record, agent, policy.template, tools))
     rendered += inputs.pool_trajectories(node, name, policy)
-    rows, report = rows_from(rendered, max_length=policy.config.max_length, source=name)
+    apart = told_apart(name, rendered)
+    rows, report = rows_from(apart, max_length=policy.config.max_length, source=name)
     check_rows(report, policy.config.max_length)
-    return (_shown(rows, rendered, policy, shown, node.seed) if shown else rows), report
+    known = {own.id: t for own, t in zip(apart, rendered, strict=True)}
+    return (_shown(rows, known, policy, shown, node.seed) if shown else rows), report
 
 
 def _shown(
-    rows: Sequence[TrainingRow], rendered: Sequence[Trajectory], policy: LoadedPolicy, share: float, seed: int
+    rows: Sequence[TrainingRow], known: Mapping[str, Trajectory], policy: LoadedPolicy, share: float, seed: int
 ) -> list[TrainingRow]:
-    """Put before a share of the rows what their trajectory says, where there is room for it."""
-    texts = {t.id: "\n".join(turn.text for turn in t.turns) for t in rendered}
+    """Put before a share of the rows what their trajectory says, where there is room for it.
+
+    `known`: by the name of a row's trajectory, that trajectory under the name which the draw depends on.
+    """
     made: list[TrainingRow] = []
     for row in rows:
-        prefix = policy.template.aside(texts[row.trajectory])
+        said = known[row.trajectory]
+        prefix = policy.template.aside("\n".join(turn.text for turn in said.turns))
         fits = len(prefix) + row.length <= policy.config.max_length
-        chosen = fits and Random(f"{seed}/shown/{row.id}").random() < share
+        name = said.id + row.id.removeprefix(row.trajectory)
+        chosen = fits and Random(f"{seed}/shown/{name}").random() < share
         made.append(behind(prefix, row) if chosen else row)
     return made
 

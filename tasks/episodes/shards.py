@@ -5,6 +5,7 @@ The same trajectories give the same bytes; timings are no part of a shard (`writ
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -151,6 +152,14 @@ def read_shards(folder: Path) -> Iterator[Trajectory]:
             yield _trajectory(row, path)
     if found != expected:
         raise StateError(f"{folder}: holds {found} trajectories, but summary.parquet lists {expected}; a part is gone")
+
+
+def told_apart(source: str, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """Return the trajectories under names that no other has, `source/number/id`: what trains is looked up by name.
+
+    Rollouts of several stages may share one, and so do demonstrations of one problem.
+    """
+    return [replace(t, id=f"{source}/{number}/{t.id}") for number, t in enumerate(trajectories)]
 
 
 def _trajectory(row: dict[str, Any], path: Path) -> Trajectory:

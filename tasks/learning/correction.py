@@ -33,8 +33,8 @@ def geometric_ratio(d_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return row_means(d_BT, mask_BT).exp()
 
 
-def correction_weights(d_BT: Tensor, mask_BT: Tensor, spec: Correction) -> Tensor:
-    """Return the constant weight of each token, 0 outside the mask."""
+def correction_weights(d_BT: Tensor, mask_BT: Tensor, spec: Correction, counted_BT: Tensor | None = None) -> Tensor:
+    """Return the constant weight of each token, 0 outside the mask. `counted_BT`: the tokens a mean weight is over, where not all."""
     ratio_BT = d_BT.exp() if spec.ratio == "token" else sequence_ratio(d_BT, mask_BT).expand_as(d_BT)
     low, high = spec.band
     if spec.outside == "truncate":
@@ -43,7 +43,8 @@ def correction_weights(d_BT: Tensor, mask_BT: Tensor, spec: Correction) -> Tenso
         weights_BT = torch.where((ratio_BT >= low) & (ratio_BT <= high), ratio_BT, 0.0)
     weights_BT = torch.where(mask_BT, weights_BT, 0.0)
     if spec.normalize:
-        mean = weights_BT.sum() / mask_BT.sum().clamp(min=1)
+        counted_BT = mask_BT if counted_BT is None else mask_BT & counted_BT
+        mean = torch.where(counted_BT, weights_BT, 0.0).sum() / counted_BT.sum().clamp(min=1)
         weights_BT = weights_BT / mean if mean > 0 else weights_BT
     return weights_BT
 
@@ -114,7 +115,7 @@ def correct(rows: Sequence[TrainingRow], trainer: Sequence[list[float]], spec: C
     at, (lines, columns) = places(rows)
     mask_BT = torch.zeros(lines, columns, dtype=torch.bool)
     d_BT = torch.zeros(lines, columns, dtype=torch.float64)
-    advantages_B = torch.zeros(lines)
+    advantages_B, silent_B = torch.zeros(lines), torch.zeros(lines, dtype=torch.bool)
     for row, values, (b, start) in zip(rows, trainer, at, strict=True):
         assert row.sampler_logprobs is not None, "a correction needs sampler logprobs"
         row.old_logprobs = values
@@ -123,12 +124,12 @@ def correct(rows: Sequence[TrainingRow], trainer: Sequence[list[float]], spec: C
         d_BT[b, start:end] = torch.tensor(values, dtype=torch.float64) - torch.tensor(
             row.sampler_logprobs, dtype=torch.float64
         )
-        advantages_B[b] = row.advantage
+        advantages_B[b], silent_B[b] = row.advantage, row.silent
     d_BT = log_ratios(d_BT, torch.zeros_like(d_BT), mask_BT)
     out = rejected(d_BT, mask_BT, advantages_B, spec)
     gone_B = torch.stack(list(out.values())).any(0) if out else torch.zeros(lines, dtype=torch.bool)
     kept_BT = mask_BT & ~gone_B[:, None]
-    weights_BT = correction_weights(d_BT, kept_BT, spec)
+    weights_BT = correction_weights(d_BT, kept_BT, spec, ~silent_B[:, None])
     by_line = weights_BT.tolist()
     for row, (b, start) in zip(rows, at, strict=True):
         row.corrections = by_line[b][start : start + len(row.ids)]

@@ -59,6 +59,8 @@ class TrainingRow:
     """Share of a soft target over the candidates of a list, all of which have the same `pair`."""
     stale: bool = False
     """Not of the policy that is being updated: of an earlier step, or a demonstration."""
+    silent: bool = False
+    """Of a group that does not vary: a mean of the policy's term does not count it, those of other terms do."""
     importance: float = 1.0
     """Weight of an unequal draw; the policy's term alone is multiplied by it."""
     trained: int = field(init=False)

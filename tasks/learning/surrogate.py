@@ -22,8 +22,19 @@ class Terms:
     ratio_BT: Tensor
     """pi / pi_old where the trainer's logprobs before the update are given, else pi / sampler."""
     log_ratio_BT: Tensor
-    advantages_BT: Tensor
-    """Constant; k1 is taken off where `kl` says so."""
+    given_BT: Tensor
+    """The advantages as they were given, constant."""
+    penalty_BT: Tensor | None
+    """What `kl: k1_in_reward` takes off them; None where it does not."""
+
+    @property
+    def advantages_BT(self) -> Tensor:
+        """Return the advantages, k1 taken off where `kl` says so."""
+        return self.less_penalty(self.given_BT)
+
+    def less_penalty(self, advantages_BT: Tensor) -> Tensor:
+        """Return advantages with k1 taken off where `kl` says so."""
+        return advantages_BT if self.penalty_BT is None else advantages_BT - self.penalty_BT
 
 
 class Clips(Protocol):
@@ -53,15 +64,16 @@ def terms(batch: Batch, spec: PolicyGradient) -> Terms:
     mask_BT = batch.weights_BT > 0
     logprobs_BT = torch.where(mask_BT, batch.logprobs_BT, 0.0)
     old_BT = torch.where(mask_BT, old_BT, 0.0)
-    advantages_BT = torch.where(mask_BT, batch.advantages_BT, 0.0)
+    penalty_BT = None
     if spec.kl_coef > 0 and spec.kl == "k1_in_reward":
-        advantages_BT = advantages_BT - spec.kl_coef * kl_k1(old_BT, _reference(batch), mask_BT)
+        penalty_BT = spec.kl_coef * kl_k1(old_BT, _reference(batch), mask_BT)
     return Terms(
         mask_BT=mask_BT,
         logprobs_BT=logprobs_BT,
         ratio_BT=importance_ratio(logprobs_BT, old_BT, mask_BT),
         log_ratio_BT=logprobs_BT - old_BT,
-        advantages_BT=advantages_BT,
+        given_BT=torch.where(mask_BT, batch.advantages_BT, 0.0),
+        penalty_BT=penalty_BT,
     )
 
 

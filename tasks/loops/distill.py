@@ -16,8 +16,10 @@ from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import Arena, Collected, Draw, check_invalid, rollouts
 from tasks.loops.fit import Hooks
 from tasks.loops.order import ProblemOrder
-from tasks.loops.stepping import PROBE, State, StepReport, check_cut, last_checkpoint, save_checkpoint
+from tasks.loops.stepping import PROBE, State, StepReport, check_cut, check_learnt, last_checkpoint, save_checkpoint
 from tasks.loops.token_lessons import Lesson, Panel, figures_of, lesson, teach
+
+_WHY = "no token had a weight, all were outside over.ratio_band, or policy and teacher agree exactly"
 
 
 class Shape(Protocol):
@@ -77,8 +79,8 @@ class DistillReport(StepReport):
 def train_opd(learner: Learner, arena: Arena, stage: Distilling, hooks: Hooks | None = None) -> DistillReport:
     """Run the stage's steps; a resume continues bit for bit from the last checkpoint.
 
-    Raises TrainingError where it cannot learn (all is cut, sampler and trainer disagree, teachers say too little) and
-    Interrupted, after saving, where `hooks.stop` asks.
+    Raises TrainingError where it cannot learn (all is cut, sampler and trainer disagree, teachers say too little, no
+    step made an update) and Interrupted, after saving, where `hooks.stop` asks.
     """
     hooks = hooks or Hooks()
     spec, report = stage.spec, DistillReport()
@@ -106,6 +108,8 @@ def train_opd(learner: Learner, arena: Arena, stage: Distilling, hooks: Hooks | 
         _tell(stage, report, hooks, (seconds, time.monotonic() - began), drawn)
         if pace.due() and len(report.curve) < spec.steps:
             _save(learner, report, stage, hooks, pace)
+    if spec.min_coverage > 0:
+        check_learnt(learner.updates, report, _WHY)
     return report
 
 

@@ -117,14 +117,3 @@ def _labels(signals: Iterable[TeacherSignal], left_out: Counter[str]) -> dict[st
         assert signal.content is not None, "it says something"
         found[signal.trajectories[0]] = [LABELS[t["label"]] for t in signal.content["turns"]]
     return found
-
-
-def logprob_gap(rows: Sequence[TrainingRow], found: Sequence[Sequence[float]]) -> float:
-    """Return the mean distance of the trainer's logprobs from the sampler's, over the tokens that train."""
-    gaps = [
-        abs(a - b)
-        for row, values in zip(rows, found, strict=True)
-        for a, b, m in zip(values, row.sampler_logprobs or [], row.mask, strict=True)
-        if m
-    ]
-    return fmean(gaps) if gaps else 0.0

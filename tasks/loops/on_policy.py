@@ -29,7 +29,16 @@ from tasks.loops.replayed import Extra, Mixture
 from tasks.loops.resampling import StepRollouts, draw_step
 from tasks.loops.self_teaching import PREFIX as FROZEN
 from tasks.loops.self_teaching import SelfTeaching
-from tasks.loops.stepping import PROBE, State, StepReport, check_cut, last_checkpoint, save_checkpoint
+from tasks.loops.stepping import (
+    PROBE,
+    State,
+    StepReport,
+    check_cut,
+    check_learnt,
+    last_checkpoint,
+    reasons,
+    save_checkpoint,
+)
 from tasks.loops.teacher_terms import Term
 from tasks.loops.token_lessons import Panel
 from tasks.loops.updates import StepRows, left_out, update
@@ -50,6 +59,8 @@ class OnPolicy:
     """Give the sampler the learner's weights, as those of this step."""
     reference: Llama | None = None
     """Frozen copy of the policy the stage started from; needed where `kl_coef` is above 0."""
+    exact: bool = False
+    """The sampler's logprobs are the trainer's up to rounding: it is this process, with the trainer's precision."""
     critic: CriticLearner | None = None
     """Gives the advantages, where the algorithm has one."""
     mixture: Mixture | None = None
@@ -69,7 +80,7 @@ class OnPolicyReport(StepReport):
     """What the stage did. In a step without an update no group varied, or what varied was left out."""
 
     flat_run: int = 0
-    """Steps in a row, up to now, in which there was nothing to compare."""
+    """Steps in a row, up to now, in which there was nothing to compare, or no update."""
     running_mean: float | None = None
     """Mean reward of the steps so far, where the algorithm compares with it."""
     draws: list[list[int]] = field(default_factory=list)
@@ -83,7 +94,7 @@ def train_policy_gradient(
 ) -> OnPolicyReport:
     """Run the stage's steps; a resume continues bit for bit from the last checkpoint.
 
-    Raises TrainingError where it cannot learn (no group varies, all is cut, sampler and trainer disagree) and
+    Raises TrainingError where it cannot learn (no group varies, all is cut or rejected, sampler and trainer disagree) and
     Interrupted, after saving, where `hooks.stop` asks.
     """
     hooks = hooks or Hooks()
@@ -114,6 +125,8 @@ def train_policy_gradient(
         _train(learner, stage, drawn, report, hooks, seconds)
         if pace.due() and len(report.curve) < spec.steps:
             _save(learner, report, stage, hooks, pace)
+    if spec.max_flat_steps is not None:
+        check_learnt(learner.updates, report, "there was nothing to compare, or what there was had no gradient")
     return report
 
 
@@ -176,8 +189,9 @@ def _train(
     report.draws.append(drawn.rounds)
     report.running_mean = stats.running_mean
     helped = done.updated and _taught_otherwise(spec, rows, extra, figures)
-    report.flat_run = report.flat_run + 1 if stats.flat and not helped else 0
-    report.skipped_steps += not (done.updated or done.warm_up)
+    idle = not (done.updated or done.warm_up)
+    report.flat_run = report.flat_run + 1 if idle or (stats.flat and not helped) else 0
+    report.skipped_steps += idle
     report.rollouts += len(trajectories)
     report.policy_tokens += drawn.collected.policy_tokens
     report.trained_tokens += done.trained_tokens
@@ -194,15 +208,20 @@ def _train(
     hooks.metrics(step + 1, **figures, tokens_per_second=speed, rollout_share=rollout_seconds / max(1e-9, seconds))
     shown = {"success": figures["success"], "reward": figures["reward_mean"], "tokens_per_second": speed}
     hooks.progress("rollouts and updates", (step + 1) / spec.steps, shown)
-    if report.flat_run >= spec.max_flat_steps:
-        raise TrainingError(_flat_message(spec, stats, report.flat_run))
+    if spec.max_flat_steps is not None and report.flat_run >= spec.max_flat_steps:
+        left_out(lost := dict(dropped), done.dropped)
+        told = (
+            _flat_message(spec, stats, report.flat_run) if stats.flat else _idle_message(report.flat_run, lost, figures)
+        )
+        raise TrainingError(told)
 
 
 def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int]]:
     """Return the rows that train, and the trajectories that do not by reason.
 
-    Silent groups have an advantage of 0. KL and entropy are of all trajectories, so that there they train; else a mean
-    over trajectories counts them. What dynamic sampling has replaced is in neither.
+    Silent groups have an advantage of 0. KL, entropy and what teachers say are of all trajectories, so that there they
+    train beside the policy's term; else sums over tokens are divided by them too. What dynamic sampling has replaced is
+    in neither.
     """
     spec, stats, found = stage.spec, drawn.stats, drawn.collected.trajectories
     make = partial(
@@ -212,15 +231,17 @@ def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int
         behaviour=True,
     )
     unmoved = set[str]() if isinstance(spec, DAPO) and spec.resample is not None else set(stats.unmoved)
-    advantages, turns = dict(stats.advantages), dict(stats.turn_advantages)
+    advantages, turns, silent = dict(stats.advantages), dict(stats.turn_advantages), set(stats.unmoved)
     on_all = isinstance(spec, SelfTaught) and spec.form == "gated"
     if spec.kl_coef > 0 or spec.entropy_coef != 0 or spec.distill is not None or on_all:
         advantages |= dict.fromkeys(unmoved, 0.0)
         turns |= {t.id: [0.0] * len(t.turns) for t in found if t.id in unmoved} if isinstance(spec, TurnCredit) else {}
         unmoved = set()
     rows, made = make([t for t in found if t.id in advantages], advantages=advantages, turn_advantages=turns or None)
+    for row in rows:
+        row.silent = row.trajectory in silent
     counted, _ = make([t for t in found if t.id in unmoved])
-    return StepRows(rows, len({row.trajectory for row in counted})), made.dropped
+    return StepRows(rows, len({row.trajectory for row in counted}), exact=stage.exact), made.dropped
 
 
 def _taught_otherwise(spec: PolicyGradientAlgorithm, rows: StepRows, extra: Extra, figures: dict[str, float]) -> bool:
@@ -247,6 +268,18 @@ def _flat_message(spec: PolicyGradientAlgorithm, stats: GroupStats, steps: int) 
         f"{stats.flat_right} groups all right, {stats.flat_wrong} all wrong), so there is nothing to learn. Ways out: "
         "all right: harder problems; all wrong: sft or rft first, easier problems, a larger group_size; "
         "or a reward with more grades"
+    )
+
+
+def _idle_message(steps: int, lost: dict[str, int], figures: dict[str, float]) -> str:
+    """Return why steps made no update although trajectories had different rewards."""
+    clipped = figures.get("clip_fraction", 0.0)
+    why = f"what varied was left out of the loss ({reasons(lost)})" if lost else "no token that varied had a gradient"
+    return (
+        f"in {steps} steps in a row no update was made; in the last one {why}"
+        + (f", and {clipped:.0%} of the tokens were beyond the clip" if clipped else "")
+        + ". Ways out, by reason: bounds of correction that the sampler keeps to, or policy.sampler_precision: fp32; a "
+        "larger agent.max_new_tokens where trajectories were cut; a wider clip"
     )
 
 

@@ -11,6 +11,9 @@ from specs.short_opd import ByConfidence, ByGap, ByRepetition, Segments, ShortOP
 from tasks.learning.rows import TrainingRow
 from tasks.learning.shortening import first_part, kept_tokens, kept_turns, loop_start, runs
 
+_MOST = 0.5
+"""Share of cut rollouts from which, where these do not train, a length is too short."""
+
 
 @dataclass(slots=True)
 class _Seen:
@@ -39,7 +42,10 @@ class Shortening:
     # --- which tokens count
 
     def weigh(self, rows: Sequence[TrainingRow], divergences: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Take the weight from tokens that do not teach; a step that is mostly loops keeps none."""
+        """Take the weight from tokens that do not teach; a step that is mostly loops keeps none.
+
+        Demonstrations train too, but lengths are found by the policy's own rollouts alone.
+        """
         masks = [[m and w > 0 for m, w in zip(r.mask, r.distill or [], strict=True)] for r in rows]
         trained = sum(map(sum, masks))
         kept, figures = masks, dict[str, float]()
@@ -52,14 +58,14 @@ class Shortening:
         kept = self._selected(kept, divergences)
         for row, inside in zip(rows, kept, strict=True):
             row.distill = [w if k else 0.0 for w, k in zip(row.distill or [], inside, strict=True)]
-        inside = sum(map(sum, masks))
-        total = sum(d for m, v in zip(masks, divergences, strict=True) for d, i in zip(v, m, strict=True) if i)
-        figures |= {
-            "gap": total / max(1, inside),
-            "kept_tokens": sum(map(sum, kept)) / max(1, trained),
-            "completion_limit": float(self.length),
-        }
-        return figures
+        figures |= {"kept_tokens": sum(map(sum, kept)) / max(1, trained), "completion_limit": float(self.length)}
+        own = [
+            d
+            for row, m, v in zip(rows, masks, divergences, strict=True)
+            for d, i in zip(v, m, strict=True)
+            if i and _own(row)
+        ]
+        return figures | ({"gap": sum(own) / len(own)} if own else {})
 
     def _selected(self, masks: list[list[bool]], divergences: Sequence[Sequence[float]]) -> list[list[bool]]:
         match self.spec.select:
@@ -84,15 +90,17 @@ class Shortening:
         turns = looping = 0
         for row, inside, values in zip(rows, kept, divergences, strict=True):
             for turn in runs(row.mask):
-                turns += 1
+                turns += _own(row)
                 start = loop_start([row.ids[t] for t in turn], spec)
                 loop = [] if start is None else turn[start:]
                 if loop and fmean(values[t] for t in loop) <= spec.agreed:
-                    looping += 1
+                    looping += _own(row)
                     for t in loop:
                         inside[t] = False
-        before, after = sum(map(sum, masks)), sum(map(sum, kept))
-        self._seen.looping.append(looping / max(1, turns))
+        before, after = (sum(sum(m) for r, m in zip(rows, some, strict=True) if _own(r)) for some in (masks, kept))
+        if not turns:
+            return kept, {}
+        self._seen.looping.append(looping / turns)
         figures = {"looping": self._seen.looping[-1], "outside_loops": after / max(1, before)}
         if before and after / before < spec.least_kept:
             self.length = max(spec.least, math.floor(spec.shrink * self.length))
@@ -102,22 +110,37 @@ class Shortening:
     # --- the next length
 
     def learn(self, trajectories: Sequence[Trajectory], figures: dict[str, float]) -> None:
-        """Find the length of the next step."""
+        """Find the length of the next step; where nothing is known it stays, or grows where rollouts were cut and left out."""
         match self.spec.length:
             case ByGap() as spec:
-                self.length = _of_three(figures["gap"], spec.bounds, spec.lengths)
+                self.length = self._of_three(figures.get("gap"), spec.bounds, spec.lengths, trajectories)
             case ByConfidence() as spec:
                 sure = _confidence(trajectories)
-                self.length = _of_three(-sure, (-spec.bounds[1], -spec.bounds[0]), spec.lengths)
+                bounds = (-spec.bounds[1], -spec.bounds[0])
+                self.length = self._of_three(None if sure is None else -sure, bounds, spec.lengths, trajectories)
             case ByRepetition() as spec:
                 turns = [turn for t in trajectories for turn in t.turns]
                 self._seen.cut.append(sum(turn.finish == "length" for turn in turns) / max(1, len(turns)))
                 if len(self._seen.cut) >= spec.every:
-                    self.length = _by_repetition(self.length, fmean(self._seen.looping), fmean(self._seen.cut), spec)
+                    looping = fmean(self._seen.looping) if self._seen.looping else 0.0
+                    self.length = _by_repetition(self.length, looping, fmean(self._seen.cut), spec)
                     self._seen = _Seen()
             case _:
                 assert_never(self.spec.length)
         self.length = min(self.length, self._longest)
+
+    def _of_three(
+        self,
+        value: float | None,
+        bounds: tuple[float, float],
+        lengths: tuple[int, int, int],
+        trajectories: Sequence[Trajectory],
+    ) -> int:
+        if self.spec.truncated == "mask" and _cut(trajectories) > _MOST:
+            return next((n for n in lengths if n > self.length), lengths[-1])
+        if value is None:
+            return self.length
+        return lengths[0] if value < bounds[0] else lengths[1] if value < bounds[1] else lengths[2]
 
     def state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint."""
@@ -134,10 +157,6 @@ def _first(spec: ShortOPD, longest: int) -> int:
     return min(longest, length.start if isinstance(length, ByRepetition) else length.lengths[1])
 
 
-def _of_three(value: float, bounds: tuple[float, float], lengths: tuple[int, int, int]) -> int:
-    return lengths[0] if value < bounds[0] else lengths[1] if value < bounds[1] else lengths[2]
-
-
 def _by_repetition(length: int, looping: float, cut: float, spec: ByRepetition) -> int:
     if looping > spec.shrink_above:
         return max(spec.least, math.floor(spec.shrink * length))
@@ -146,10 +165,19 @@ def _by_repetition(length: int, looping: float, cut: float, spec: ByRepetition) 
     return length
 
 
-def _confidence(trajectories: Sequence[Trajectory]) -> float:
-    """Return the mean probability of the tokens that the policy wrote."""
+def _own(row: TrainingRow) -> bool:
+    """Return whether the policy wrote a row, and not a demonstration."""
+    return row.sampler_logprobs is not None
+
+
+def _cut(trajectories: Sequence[Trajectory]) -> float:
+    return sum(t.status == "truncated" for t in trajectories) / max(1, len(trajectories))
+
+
+def _confidence(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the mean probability of the tokens that the policy wrote; None where there is none."""
     chances = [math.exp(t.logprobs[i]) for t in trajectories for turn in t.turns for i in range(turn.start, turn.end)]
-    return fmean(chances) if chances else 0.0
+    return fmean(chances) if chances else None
 
 
 def _both(one: Sequence[bool], other: Sequence[bool]) -> list[bool]:

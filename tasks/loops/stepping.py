@@ -68,6 +68,21 @@ def check_cut(figures: dict[str, float], spec: RolloutBounds, step: int) -> None
         )
 
 
+def check_learnt(updates: int, report: StepReport, why: str) -> None:
+    """Raise TrainingError where a stage ends as it began."""
+    if updates:
+        return
+    left = reasons(report.dropped)
+    raise TrainingError(
+        f"none of {len(report.curve)} steps made an update: {why}" + (f". Left out of the loss: {left}" if left else "")
+    )
+
+
+def reasons(dropped: dict[str, int]) -> str:
+    """Return what was left out, the most frequent reason first."""
+    return ", ".join(f"{n} {reason}" for reason, n in sorted(dropped.items(), key=lambda item: (-item[1], item[0])))
+
+
 def last_checkpoint(report: StepReport, hooks: Hooks) -> Checkpoint | None:
     """Return the checkpoint that a stage goes on from, its report taken over; None where it begins."""
     if hooks.checkpointer is None:

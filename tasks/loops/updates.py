@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from statistics import fmean
 from typing import Protocol
 
 from specs.algorithms import PolicyGradientAlgorithm
@@ -12,10 +13,10 @@ from specs.errors import TrainingError
 from specs.group_relative import GSPO
 from specs.value_based import PPO, SAO, TurnPPO, ValueBased
 from tasks.learning.algorithms import loss_for
-from tasks.learning.batching import Mean
+from tasks.learning.batching import Mean, row_weights
 from tasks.learning.correction import correct
 from tasks.learning.critic import CriticLearner, estimate
-from tasks.learning.learner import Component, Learner, StepReport
+from tasks.learning.learner import Component, Guard, Learner, StepReport
 from tasks.learning.rows import TrainingRow
 from tasks.learning.shared_critic import ActorCritic
 from tasks.policy.llama import Llama
@@ -50,6 +51,8 @@ class StepRows:
     """Further losses of the same update, on rows of their own."""
     term: "Term | None" = None
     """A further loss of the same rows, with a denominator of its own."""
+    exact: bool = False
+    """The sampler's logprobs are the trainer's up to rounding."""
 
 
 @dataclass(slots=True)
@@ -80,16 +83,16 @@ def update(
     """Pass over the batch `updates_per_batch` times; from the second pass on, ratios are to the first pass.
 
     With a correction, ratios are to the trainer's logprobs before the first pass, and the sampler enters by its weights.
+    Those of GSPO, whose clip is narrower than the noise of another engine or precision, are to the trainer's in any case.
     A critic gives the advantages and then learns; in its warm-up it learns alone.
     """
     by_turn = isinstance(spec, TurnPPO) or spec.aggregation == "turn"
     rows, missing = without_missing(batch.rows, spec.max_missing_logprobs, step, whole_turns=by_turn)
     gone = trajectories(batch.rows) - trajectories(rows)
     dropped, figures = {"missing_logprob": gone} if gone else {}, dict[str, float]()
-    if spec.correction is not None and rows:
-        corrected = correct(rows, learner.logprobs(rows), spec.correction)
-        left_out(dropped, corrected.rejected)
-        rows, figures = corrected.rows, corrected.figures
+    known = spec.correction is not None or (isinstance(spec, GSPO) and not batch.exact)
+    if known and rows:
+        rows, figures = _from_trainer(learner, rows, spec, step, dropped)
     weigh(rows)
     if isinstance(spec, GSPO):
         for row in rows:
@@ -99,6 +102,7 @@ def update(
         for row, values in zip(rows, learner.logprobs(rows, reference), strict=True):
             row.reference_logprobs = values
     _share(rows, spec, batch.unmoved)
+    rows = _over_varying(rows, mean_of(spec, max_length))
     if batch.term is not None and rows:
         figures |= batch.term.prepare(rows)
     warm_up = isinstance(spec, ValueBased) and step < spec.critic.warmup_steps
@@ -107,7 +111,8 @@ def update(
         assert isinstance(judge, CriticLearner | ActorCritic), "advantages come from a critic"
         figures |= _criticise(judge, rows, spec, alone=warm_up)
     idle = warm_up and not isinstance(learner, ActorCritic)
-    reports = [] if idle else _passes(learner, replace(batch, rows=rows), spec, mean_of(spec, max_length), step)
+    guard = None if known else partial(_check_report, spec=spec, step=step)
+    reports = [] if idle else _passes(learner, replace(batch, rows=rows), spec, mean_of(spec, max_length), guard)
     return Updated(
         updated=any(r.updated for r in reports),
         warm_up=warm_up,
@@ -116,6 +121,46 @@ def update(
         dropped=dropped,
         missing_logprobs=missing,
     )
+
+
+def _from_trainer(
+    learner: Learner, rows: list[TrainingRow], spec: PolicyGradientAlgorithm, step: int, dropped: dict[str, int]
+) -> tuple[list[TrainingRow], dict[str, float]]:
+    """Let ratios be to the trainer's logprobs before the update; return the rows that no correction rejects, and figures.
+
+    Without a correction those of stale rows, which are of another policy, stay to the sampler's.
+    """
+    found = learner.logprobs(rows)
+    _check_gap(logprob_gap(rows, found), spec, step)
+    if spec.correction is not None:
+        corrected = correct(rows, found, spec.correction)
+        left_out(dropped, corrected.rejected)
+        return corrected.rows, corrected.figures
+    for row, values in zip(rows, found, strict=True):
+        row.old_logprobs = row.sampler_logprobs if row.stale else values
+    return rows, {}
+
+
+def _over_varying(rows: list[TrainingRow], mean: Mean) -> list[TrainingRow]:
+    """Return the rows with advantages by which the policy's term is a mean over the groups that vary alone.
+
+    The other terms are means over all rows. Where the policy's is a sum by trajectories, it counts all of them.
+    """
+    if mean not in ("token", "sequence", "turn") or not any(row.silent for row in rows):
+        return rows
+    shares = row_weights(rows, mean).double().sum(-1)
+    own = float(sum(share for row, share in zip(rows, shares, strict=True) if not row.silent))
+    if own == 0:
+        return rows
+    factor = float(shares.sum()) / own
+    return [
+        replace(
+            row,
+            advantage=factor * row.advantage,
+            advantages=None if row.advantages is None else [factor * a for a in row.advantages],
+        )
+        for row in rows
+    ]
 
 
 def _criticise(
@@ -158,7 +203,7 @@ def _share(rows: Sequence[TrainingRow], spec: PolicyGradientAlgorithm, unmoved: 
 
 
 def _passes(
-    learner: Learner, batch: StepRows, spec: PolicyGradientAlgorithm, mean: Mean, step: int
+    learner: Learner, batch: StepRows, spec: PolicyGradientAlgorithm, mean: Mean, guard: Guard | None
 ) -> list[StepReport]:
     rows, reports = batch.rows, list[StepReport]()
     loss = loss_for(spec) if batch.term is None else batch.term.join(learner, loss_for(spec))
@@ -168,7 +213,7 @@ def _passes(
             rows,
             loss,
             mean,
-            guard=partial(_check_fresh, spec=spec, step=step) if first else None,
+            guard=guard if first else None,
             keep_logprobs=first and spec.updates_per_batch > 1 and spec.correction is None,
             entropy_gradient=spec.entropy_coef != 0,
             also=batch.also,
@@ -237,9 +282,24 @@ def left_out(total: dict[str, int], *more: dict[str, int]) -> None:
             total[reason] = total.get(reason, 0) + count
 
 
-def _check_fresh(report: StepReport, *, spec: PolicyGradientAlgorithm, step: int) -> None:
-    """Before the first update of a batch, trainer and sampler hold the same weights and must agree."""
-    gap = report.metrics.get("logprob_gap", 0.0)
+def logprob_gap(rows: Sequence[TrainingRow], found: Sequence[Sequence[float]]) -> float:
+    """Return the mean distance of the trainer's logprobs from the sampler's, over the tokens of fresh rows that train."""
+    gaps = [
+        abs(a - b)
+        for row, values in zip(rows, found, strict=True)
+        if not row.stale
+        for a, b, m in zip(values, row.sampler_logprobs or [], row.mask, strict=True)
+        if m
+    ]
+    return fmean(gaps) if gaps else 0.0
+
+
+def _check_report(report: StepReport, *, spec: PolicyGradientAlgorithm, step: int) -> None:
+    _check_gap(report.metrics.get("logprob_gap", 0.0), spec, step)
+
+
+def _check_gap(gap: float, spec: PolicyGradientAlgorithm, step: int) -> None:
+    """Before the first update of a batch, trainer and sampler hold the same weights and must agree on fresh rows."""
     if gap > spec.max_logprob_gap:
         raise TrainingError(
             f"step {step}: the trainer's and the sampler's logprobs of a fresh batch differ by {gap:.4f} nats a token, "

@@ -29,6 +29,8 @@ class Part:
     end: int
     stopped: bool
     """The token at `end` closes it."""
+    ended: bool
+    """Who wrote the text closed it too: a reply that was cut is closed by a token that stands there for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ def parts(ids: Sequence[int], sources: Sequence[int], frame: Frame, tokenizer: A
             continue
         end = marks[number + 1] if number + 1 < len(marks) else len(ids)
         role, start = (roles[token], at + 1) if roles else _named_role(ids, at, end, tokenizer)
-        found.append(Part(role, start, end, end < len(ids) and ids[end] == frame.stop))
+        stopped = end < len(ids) and ids[end] == frame.stop
+        ended = stopped and (role != "assistant" or sources[end] == Source.POLICY)
+        found.append(Part(role, start, end, stopped, ended))
     return found
 
 

@@ -146,7 +146,7 @@ class Reteller:
         else:
             found.strategies.append(written.strategy)
             story.chunks.append(written.chunks.moved(story.bytes, part.start, len(story.ids)))
-            story.cut += [False] * (len(written.chunks) - 1) + [not part.stopped] * min(1, len(written.chunks))
+            story.cut += [False] * (len(written.chunks) - 1) + [not part.ended] * min(1, len(written.chunks))
         story.say(written.ids, written.unknown.tolist())
         story.bytes += int(self._policy.ends_of(ids)[-1:].sum())
         stop = self._teacher_frame.stop

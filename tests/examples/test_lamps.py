@@ -76,7 +76,7 @@ def test_world_verifier_and_agent_of_ones_own_train_a_policy(
 
 
 RL = [
-    "--set", "stages[1].algorithm={type: grpo, steps: 2, group_size: 4, problems_per_step: 4, max_flat_steps: 9}",
+    "--set", "stages[1].algorithm={type: grpo, steps: 2, group_size: 4, problems_per_step: 4, max_flat_steps: null}",
     "--set", "stages[1].needs={success: 0.0}", "--set", "stages[1].preflight={problems: 4, samples: 2}",
 ]  # fmt: skip
 

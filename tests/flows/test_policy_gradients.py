@@ -98,9 +98,15 @@ def test_every_knob_stands_in_the_loss():
         ("dapo", {}, "replaced in up to 3 rounds of a step; a short step trains on fewer"),
         ("dapo", {"resample": Resample(when_short="stop").model_dump()}, "a short step stops the stage"),
         (
+            "grpo",
+            {"kl_coef": 0.1, "aggregation": "turn"},
+            "the policy's w counts groups that vary, the w of other terms all",
+        ),
+        ("grpo", {"updates_per_batch": 2}, "r = pi / sampler, from the second pass on pi / pi of the first"),
+        (
             "gspo",
             {"updates_per_batch": 2},
-            "s = geometric mean over a trajectory of r, r = pi / sampler, from the second",
+            "s = geometric mean over a trajectory of r, r = pi / pi before the update (the sampler's, where it is this process",
         ),
         (
             "dapo",

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flows.context import MetricSpool, NodeContext
-from flows.work import choosing, data, policy_gradient, supervised
+from flows.work import choosing, data, inputs, policy_gradient, supervised
 from specs.agents import ToolLoop
 from specs.algorithms import PolicyGradientAlgorithm
 from specs.data import Demonstrations, Problems
@@ -274,3 +274,17 @@ def test_grpo_trains_and_resumes_bit_for_bit(base, tmp_path, caplog):
     assert "went on from step 1" in caplog.messages
     for name in ("policy/model.safetensors", "curve.json", "trajectories/part-00000.parquet"):
         assert (again.out / name).read_bytes() == (whole.out / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("precisions", "sampler", "same"),
+    [
+        (("fp32", "fp32"), {"kind": "local"}, True),
+        (("fp32", "bf16"), {"kind": "local"}, False),
+        (("bf16", "bf16"), {"kind": "local"}, False),
+        (("fp32", "fp32"), {"kind": "vllm"}, False),
+    ],
+)
+def test_a_sampler_is_exact_in_this_process_with_full_precision(tmp_path, precisions, sampler, same):
+    policy = Policy(init=SCRATCH, precision=precisions[0], sampler_precision=precisions[1])
+    assert inputs.exact(node(tmp_path, "rl", {}, {"policy": policy}, sampler=sampler)) is same

@@ -119,7 +119,7 @@ stages:
       group_size: 2
       problems_per_step: 8
       steps: 1
-      max_flat_steps: 9
+      max_flat_steps: null
       max_truncated: 1.0
       distill: {over: {kind: sampled}}
     data: [train]

@@ -2,7 +2,8 @@
 
 s_i = exp(mean_t (log pi - log pi_old)); A_i as in GRPO; L = sum_it w_it max(-A s_i, -A clip(s_i, 1 - clip_low,
 1 + clip_high)), by default a mean over trajectories; every token of a trajectory has the gradient s_i A_i / n_i.
-The contexts of a trajectory have one ratio together, over all their tokens.
+The contexts of a trajectory have one ratio together, over all their tokens. pi_old is the trainer's before the update, as the
+noise of another engine is beyond such a clip.
 Left out: the token variant, which is the same where a trajectory has one advantage.
 B trajectories, T tokens.
 """

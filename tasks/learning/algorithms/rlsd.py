@@ -1,7 +1,8 @@
 """RLSD: a privileged self redistributes the verifier's advantage over the tokens of a trajectory (arXiv:2604.03128).
 
 d_t = stop(log pi_T(y_t | context, shown) - log pi(y_t | context)), w_t = exp(sign(A) d_t) clipped to 1 -+ clip,
-A_t = A ((1 - mix) + mix w_t), and A_t goes into the clipped surrogate. The sign is the verifier's: A = 0 stays 0.
+A_t = A ((1 - mix) + mix w_t), and A_t goes into the clipped surrogate. The sign is the verifier's: A = 0 stays 0. With
+`kl: k1_in_reward`, k1 is taken off A_t afterwards, so that neither sign nor weights depend on it.
 `mix` is that of the step: it falls linearly to nothing. Left out: a teacher that moves with every update.
 B trajectories, T tokens.
 """
@@ -31,8 +32,8 @@ def loss(batch: Batch, spec: SelfTaught) -> LossOutput:
     assert batch.teacher_logprobs_BT is not None, "redistribution needs the teacher's logprobs"
     known_BT = t.mask_BT & batch.teacher_logprobs_BT.isfinite()
     teacher_BT = torch.where(known_BT, batch.teacher_logprobs_BT, t.logprobs_BT.detach())
-    weights_BT = token_weights(t.advantages_BT, teacher_BT, t.logprobs_BT, spec.redistribute.clip)
-    advantages_BT = redistributed(t.advantages_BT, weights_BT, spec.redistribute)
+    weights_BT = token_weights(t.given_BT, teacher_BT, t.logprobs_BT, spec.redistribute.clip)
+    advantages_BT = t.less_penalty(redistributed(t.given_BT, weights_BT, spec.redistribute))
     made = total(batch, spec, *clipped(t.ratio_BT, advantages_BT, spec))
     gap_BT = torch.where(known_BT, teacher_BT - t.logprobs_BT.detach(), 0.0)
     made.metrics["teacher_gap"] = (batch.weights_BT * gap_BT).sum()

@@ -1,8 +1,8 @@
 """SDAR: the policy's own tokens, each by how much more a privileged self likes it (arXiv:2605.15155).
 
 L = L_clipped + coef sum w g (stop(log pi_T) - log pi), g = stop(sigmoid(sharpness (log pi_T - log pi))): the likelihood
-of every token rises, much where the teacher likes it better and little where not. w is the mean of the policy gradient,
-over the trajectories without an advantage too.
+of every token rises, much where the teacher likes it better and little where not. w is the mean of `aggregation` over all
+trajectories, those without an advantage too.
 `coef` is that of the step. Left out: KL to a reference (`kl_coef` adds it).
 B trajectories, T tokens.
 """

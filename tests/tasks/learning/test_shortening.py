@@ -70,6 +70,7 @@ def test_the_first_part_of_a_trajectory():
         (lambda: ByGap(kind="by_gap", bounds=(0.5, 0.2)), "bounds: found"),
         (lambda: ByRepetition(kind="by_repetition", start=9, least=10), "expected them to rise"),
         (lambda: ShortOPD(type="short_opd", horizon=0.0), "greater than 0"),
+        (lambda: ShortOPD(type="short_opd", max_truncated=0.5), "max_truncated is not read by short_opd"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(make, text):

@@ -127,10 +127,16 @@ def test_a_resumed_stage_ends_with_the_same_weights(taught, good, tmp_path):
 
 def test_a_teacher_that_is_the_policy_leaves_it_as_it_is(taught):
     for over in (FullVocabulary(), SampledTokens(kind="sampled", estimator="k2")):
-        policy = student(taught)
-        report = train_opd(*stage(policy, [OpenTeacher("self", copy.deepcopy(taught.model))], spec(steps=1, over=over)))
+        policy, made = student(taught), spec(steps=1, over=over, min_coverage=0.0)
+        report = train_opd(*stage(policy, [OpenTeacher("self", copy.deepcopy(taught.model))], made))
         assert report.curve[0]["teacher_gap"] == pytest.approx(0.0, abs=1e-6)
         assert report.curve[0]["grad_norm"] < 1e-4
+
+
+def test_a_stage_without_an_update_says_so(taught, good):
+    made = spec(steps=2, over=SampledTokens(kind="sampled", ratio_band=(1.5, 2.0)))
+    with pytest.raises(TrainingError, match=r"none of 2 steps made an update: .*outside over\.ratio_band"):
+        run(taught, [OpenTeacher("good", good)], made)
 
 
 def test_problems_go_to_their_teachers(taught, good):
@@ -257,16 +263,13 @@ def test_a_term_without_a_difference_leaves_the_policy_gradient_as_it_is(taught)
     with_term, _ = beside(taught, same, term, steps=1, problems_per_step=4)
     policy = student(taught)
     arena = toy_arena(policy)
-    made = GRPO(
-        type="grpo", group_size=4, problems_per_step=4, steps=1, optimizer=RATE, kl_coef=1e-12, max_flat_steps=100
-    )
+    made = GRPO(type="grpo", group_size=4, problems_per_step=4, steps=1, optimizer=RATE, max_flat_steps=100)
     stage = OnPolicy(
         spec=made,
         problems=ProblemOrder({"all": [problem(i) for i in range(32)]}, 0),
         seed=0,
         max_length=policy.config.max_length,
         load_weights=lambda step: local(arena).load_weights(policy.model, f"step{step}"),
-        reference=copy.deepcopy(taught.model),
     )
     train_policy_gradient(Learner(policy.model, made.optimizer, 1), arena, stage)
     for a, b in zip(with_term.model.parameters(), policy.model.parameters(), strict=True):

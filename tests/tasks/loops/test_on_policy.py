@@ -49,13 +49,13 @@ def stage(
     max_new_tokens=8,
     **more,
 ):
-    """Return the learner of a stage and what runs it; `more` are a mixture, an order, an adapter, or the reward's."""
+    """Return the learner of a stage and what runs it; `more`: a mixture, order, adapter, precision, or the reward's."""
     mixture, order, adapter = (more.pop(name, None) for name in ("mixture", "order", "adapter"))
+    precision = more.pop("precision", "fp32")
     policy = copy.deepcopy(taught)
     arena = toy_arena(policy, **more)
-    arena = replace(arena, max_new_tokens=max_new_tokens)
-    sampler = arena.sampler
-    assert isinstance(sampler, LocalSampler)
+    sampler = LocalSampler(policy, "start", precision)
+    arena = replace(arena, max_new_tokens=max_new_tokens, sampler=sampler)
     shared = isinstance(spec, ValueBased) and spec.critic.backbone == "shared"
     model = policy.model if adapter is None else adapted(policy.model, adapter, 3)
     learner = (ActorCritic if shared else Learner)(model, spec.optimizer, policy_updates(spec))

@@ -64,7 +64,7 @@ def test_each_learns_what_is_rewarded(taught, kind):
     assert learner.updates > 0
 
 
-@pytest.mark.parametrize("kind", ["reinforce", "dapo", "ppo"])
+@pytest.mark.parametrize("kind", ["reinforce", "dapo", "gspo", "ppo"])
 def test_a_stopped_stage_ends_with_the_same_bits(taught, tmp_path, kind):
     spec = spec_of(kind, steps=4)
     whole, run = stage(taught, spec)
@@ -137,10 +137,23 @@ def test_a_sampler_that_differs_is_corrected_or_rejected(taught):
     assert run().curve[0]["mismatch_k3"] > 1e-5
     spec = spec_of("grpo", **plain, correction={"reject_mean": (0.9999999, 1.0000001)})
     learner, run = stage(taught, spec, spoil=spoil)
-    before, report = weights(learner), run()
+    before = weights(learner)
+    with pytest.raises(TrainingError, match=r"none of 1 steps made an update.*\d+ outside_reject_mean"):
+        run()
+    spec = spec_of("grpo", **plain, correction={"reject_mean": (0.9999999, 1.0000001)}, max_flat_steps=None)
+    learner, run = stage(taught, spec, spoil=spoil)
+    report = run()
     assert report.dropped["outside_reject_mean"] > 0
     assert (report.skipped_steps, report.curve[0]["updated"]) == (1, 0.0)
     assert torch.equal(weights(learner), before)
+
+
+def test_a_stage_that_rejects_everything_stops_and_names_what_it_left_out(taught):
+    spec = spec_of("grpo", max_flat_steps=2, correction={"reject_mean": (1.5, 2.0)}, problems_per_step=6)
+    learner, run = stage(taught, spec)
+    with pytest.raises(TrainingError, match=r"in 2 steps in a row no update was made; .*\(\d+ outside_reject_mean\)"):
+        run()
+    assert learner.updates == 0
 
 
 class Order:

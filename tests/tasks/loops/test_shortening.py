@@ -72,7 +72,8 @@ def test_the_surer_the_policy_the_shorter():
 
 def looped(tail):
     ids = [1, 2, 3, 4] + [5] * tail
-    return TrainingRow("r", "s", ids, [False] + [True] * (len(ids) - 1), distill=[0.0] + [0.1] * (len(ids) - 1))
+    weights, said = [0.0] + [0.1] * (len(ids) - 1), [0.0] * len(ids)
+    return TrainingRow("r", "s", ids, [False] + [True] * (len(ids) - 1), distill=weights, sampler_logprobs=said)
 
 
 RULE = ByRepetition(kind="by_repetition", start=40, least=10, most=60, every=2, least_loop=6, least_kept=0.2)
@@ -127,3 +128,52 @@ def test_a_stopped_stage_goes_on_with_its_length(taught, good, tmp_path):
     resumed, shape = run(taught, good, made, hooks=again)
     assert resumed.curve == expected.curve
     assert shape.state() == whole.state()
+
+
+def test_only_the_policys_own_rollouts_say_how_long_they_should_be():
+    def rows(own, demonstration):
+        made = [
+            TrainingRow(name, "s", [1] * 11, [False] + [True] * 10, distill=[0.0] + [0.05] * 10) for name in ("o", "d")
+        ]
+        made[0].sampler_logprobs = [0.0] * 11
+        return made, [[own] * 11, [demonstration] * 11]
+
+    shape = Shortening(spec(length=ByGap(kind="by_gap"), demonstrations=0.5), 4096)
+    figures = shape.weigh(*rows(0.7, 0.05))
+    shape.learn([], figures)
+    assert (figures["gap"], shape.length) == (pytest.approx(0.7), 2048)
+    assert figures["kept_tokens"] == 1.0
+
+    demonstration = looped(30)
+    demonstration.sampler_logprobs = None
+    shape = Shortening(spec(length=RULE, demonstrations=0.5), 99)
+    figures = shape.weigh([looped(0), demonstration], [[0.0] * 4, [0.0] * 34])
+    assert (figures["looping"], figures["outside_loops"], shape.length) == (0.0, 1.0, 40)
+    assert sum(w > 0 for w in demonstration.distill or []) == 4, "its loop does not train"
+
+
+@pytest.mark.parametrize("length", [ByGap(kind="by_gap", **LENGTHS), ByConfidence(kind="by_confidence", **LENGTHS)])
+def test_a_step_that_was_cut_and_left_out_is_a_reason_to_grow(length):
+    shape = Shortening(spec(length=length, truncated="mask"), 99)
+    cut = [said("a", i, True) for i in range(10)]
+    for number, trajectory in enumerate(cut):
+        trajectory.status = "truncated" if number < 6 else "finished"
+    shape.length = 6
+    for expected in (7, 8, 8):
+        shape.learn(cut, shape.weigh([], []))
+        assert shape.length == expected
+    shape.length = 7
+    shape.learn([], shape.weigh([], []))
+    assert shape.length == 7, "nothing is known"
+    scored = Shortening(spec(length=length), 99)
+    scored.length = 7
+    scored.learn(cut, {"gap": 0.1})
+    assert scored.length == 6, "what was cut trains, and says how near the teacher is"
+
+
+def test_a_stage_that_masks_what_is_cut_grows_until_something_trains(taught, good):
+    made = spec(length=ByGap(kind="by_gap", lengths=(1, 2, 8)), truncated="mask")
+    report, _ = run(taught, good, made)
+    assert [line["completion_limit"] for line in report.curve[:2]] == [2.0, 8.0]
+    assert "gap" not in report.curve[0]
+    assert [line["updated"] for line in report.curve[:2]] == [0.0, 1.0]

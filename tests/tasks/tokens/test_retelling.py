@@ -130,6 +130,23 @@ def test_a_cut_completion_keeps_all_but_its_last_chunk():
     assert coverage.strategies == {"byte_span": 1}
 
 
+def test_a_reply_that_was_cut_in_the_middle_keeps_all_but_its_last_chunk():
+    """A stop token that stands there for the policy does not end what it wrote."""
+    calls = [*CALLS, '{"tool":"finish","answer":"red lamp"}']
+    ended = conversation(COMPACT, calls)
+    closed = conversation(COMPACT, calls)
+    turn = closed.turns[1]
+    closed.sources[turn.end - 1] = int(Source.TEMPLATE)
+    closed.logprobs[turn.end - 1] = 0.0
+    (_, whole), (_, coverage) = (judged(told(POLICY, TEACHER, t), t) for t in (ended, closed))
+    assert whole.dropped == {}
+    assert coverage.dropped["cut"] == 1
+    assert coverage.tokens == whole.tokens - 1
+    retold = told(POLICY, TEACHER, closed)
+    (at,) = np.flatnonzero(retold.cut).tolist()
+    assert int(retold.chunks.policy_C2[at, 1]) == turn.end - 1
+
+
 def test_a_special_token_inside_a_completion_is_no_mark_and_is_dropped():
     user = next(i for i, c in POLICY[0].specials.items() if c == "<|user|>")
     ids = [*POLICY[0].ids("red"), user, *POLICY[0].ids(" lamp"), COMPACT.stop_ids[0]]

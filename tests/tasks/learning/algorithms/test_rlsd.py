@@ -47,3 +47,20 @@ def test_what_is_masked_has_no_teacher():
     logprobs = tensor(LOGPROBS).requires_grad_()
     made = batch(logprobs, OLD, MASK, ADVANTAGES, teacher_logprobs_BT=tensor([[0.0] * 3, [0.0, 0.0, -torch.inf]]))
     assert torch.autograd.grad(rlsd.loss(made, SPEC).loss, logprobs)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("given", [1.0, 0.03, 0.0, -1.0])
+@pytest.mark.parametrize("gap", [1.0, -1.0])
+def test_kl_in_the_reward_is_taken_off_afterwards(given, gap):
+    """A ((1 - m) + m w) - beta k1, w by the sign of A: what k1 takes off changes no sign and no weight."""
+    spec = SPEC.model_copy(update={"kl_coef": 0.1, "kl": "k1_in_reward", "redistribute": Redistribute(mix=0.5)})
+    logprobs = tensor([[-1.0, -1.0]]).requires_grad_()
+    told = {
+        "reference_logprobs_BT": tensor([[-2.0, -1.5]]),
+        "teacher_logprobs_BT": tensor([[-1.0 + gap, -1.0 + gap]]),
+    }
+    made = batch(logprobs, [[-1.0, -1.0]], [[1, 1]], [given], **told)
+    (gradient,) = torch.autograd.grad(rlsd.loss(made, spec).loss, logprobs)
+    weight = 1 + 0.2 * (given * gap > 0) - 0.2 * (given * gap < 0)
+    whole = given * (0.5 + 0.5 * weight)
+    assert (-2 * gradient[0]).tolist() == pytest.approx([whole - 0.1 * 1.0, whole - 0.1 * 0.5])
