@@ -193,7 +193,7 @@ def test_data_with_nan_marks_repeated_keys_and_blank_lines(here: Path) -> None:
 
 def test_a_full_disk_stops_with_the_path_and_the_same_command_goes_on(here: Path) -> None:
     part = (*RUN, "--until", "data.apart")
-    limit = (9000, resource.RLIM_INFINITY)
+    limit = (9500, resource.RLIM_INFINITY)  # the plan fits, and the first data set does not
     full = _limited(here, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit), *part)
     Ended(full.returncode, full.stdout, full.stderr, 0.0).must(
         5, f"disk full: {here}/home/nodes/", "would pass the file-size limit of this process; raise it"
