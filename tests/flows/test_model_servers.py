@@ -251,7 +251,7 @@ def params(**more: Any) -> dict[str, Any]:
 def test_preflight_and_grpo_run_on_a_server_of_somebody_else(home: Path, tmp_path: Path, start: Path) -> None:
     policy = load_policy(start / "policy")
     export_for_server(policy, tmp_path / "theirs", "fp32", max_length=200)
-    algorithm = GRPO(type="grpo", group_size=2, problems_per_step=2, steps=2)
+    algorithm = GRPO(type="grpo", group_size=2, problems_per_step=2, steps=2, max_flat_steps=None)
     given = {"policy": start, "data.train": start, "decision": start}
     with CompletionsServer(tmp_path / "theirs", "their-own-name") as server:
         by_url = VLLMSampling(kind="vllm", url=server.url)
