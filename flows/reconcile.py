@@ -35,7 +35,9 @@ def _node(state: State, path: Path) -> str | None:
     if not lease.try_acquire(**{k: v for k, v in left.items() if k != "holder"}):  # kept, should this be killed too
         return None
     try:
-        child = process_from(left.get("child"))
+        child, driver = process_from(left.get("child")), process_from(left.get("holder"))
+        if driver is not None and driver.alive:  # it drives the folder that this one is a copy of
+            child = None
         ended = child is not None and child.alive
         if child is not None:
             end(child)

@@ -198,6 +198,21 @@ def test_a_dead_holder_frees_its_lease_and_a_living_one_is_named(tmp_path: Path)
     assert path.read_bytes() == b""
 
 
+def test_a_copy_of_a_folder_at_work_leaves_the_processes_of_the_original_alone(tmp_path: Path):
+    state = State(tmp_path)
+    state.prepare()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        state.node("a").mkdir()
+        held = {"holder": this_process().to_dict(), "node": "a", "child": this_process(child.pid).to_dict()}
+        (state.node("a") / "lease").write_text(json.dumps(held))  # copied, so that nobody holds its lock
+        assert reconcile(state, "p") == []
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_reconcile_ends_the_orphan_of_a_dead_run_and_spares_a_reused_pid(tmp_path: Path):
     state = State(tmp_path)
     state.prepare()
