@@ -45,6 +45,19 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], code: int) ->
     assert done.returncode == code, done.stderr
 
 
+def test_a_check_imports_only_what_its_program_uses() -> None:
+    """Nothing that looks for plugins, no other algorithm, no section that is not written."""
+    left_out = ("importlib.metadata", "specs.group_relative", "specs.distillation", "specs.replay", "specs.teachers")
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(heavy=left_out), "check", "specs/programs/quickstart.yaml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_specs_import_nothing_heavy() -> None:
     names = sorted(f"specs.{p.stem}" for p in (ROOT / "specs").glob("*.py") if p.stem != "__init__")
     code = f"import sys, {', '.join(names)}; print([m for m in {HEAVY!r} if m in sys.modules])"
