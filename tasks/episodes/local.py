@@ -182,9 +182,9 @@ class LocalSampler:
         cache = self._model.new_cache(len(prompts), width)
         ids = torch.tensor([[*p, *[self._pad] * (width - len(p))] for p in prompts])
         positions = torch.arange(width).expand(len(prompts), -1)
-        hidden = self._model.step(ids, positions, cache, width)
+        ends = torch.tensor([i * width + len(p) - 1 for i, p in enumerate(prompts)])
         self.encoded_tokens += sum(map(len, prompts))
-        return cache, hidden[torch.arange(len(prompts)), torch.tensor([len(p) - 1 for p in prompts])]
+        return cache, self._model.step(ids, positions, cache, width, ends)
 
     def _extend(self, requests: list[SampleRequest]) -> Tensor:
         """Encode the new tokens of known sessions, which are the first rows of the cache."""
@@ -203,9 +203,9 @@ class LocalSampler:
         width = max(map(len, feeds))
         ids = torch.tensor([f + [self._pad] * (width - len(f)) for f in feeds])
         positions = (torch.tensor(starts)[:, None] + torch.arange(width)).clamp_(max=self._cache.length - 1)
-        hidden = self._model.step(ids, positions, self._cache, int(positions.max()) + 1)
+        ends = torch.tensor([i * width + len(f) - 1 for i, f in enumerate(feeds)])
         self.encoded_tokens += sum(map(len, feeds))
-        return hidden[torch.arange(len(feeds)), torch.tensor([len(f) - 1 for f in feeds])]
+        return self._model.step(ids, positions, self._cache, int(positions.max()) + 1, ends)
 
     def _decode(self, rows: list[_Row], requests: Sequence[SampleRequest], states_BD: Tensor) -> None:
         """Draw tokens until every row has finished; `rows` ends up in the order of the cache's rows."""

@@ -69,7 +69,7 @@ def mean_loss(model: Llama, rows: Sequence[TrainingRow], max_tokens: int = 4096)
     total = count = 0.0
     for micro in micro_batches(rows, max_tokens, share=False):
         device = model.embed.weight.device
-        hidden = model.hidden(micro.ids_RL.to(device)).flatten(0, 1)[micro.states_N.to(device)]
+        hidden = model.hidden(micro.ids_RL.to(device), at_N=micro.states_N.to(device))
         logprobs_N, _ = selected_logprobs(hidden, model.head_weight, micro.targets_N.to(device))
         total, count = total - float(logprobs_N.sum()), count + len(logprobs_N)
     return total / max(1.0, count)

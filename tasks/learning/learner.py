@@ -216,12 +216,12 @@ class Learner:
         """Return the hidden states before the trained tokens."""
         move = self._device
         with self._autocast():
-            hidden = model.hidden(
+            return model.hidden(
                 micro.ids_RL.to(move),
                 None if micro.positions_RL is None else micro.positions_RL.to(move),
                 None if micro.attention_RLL is None else micro.attention_RLL.to(move),
+                micro.states_N.to(move),
             )
-            return hidden.flatten(0, 1)[micro.states_N.to(move)]
 
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._bf16)

@@ -96,12 +96,13 @@ class OpenTeacher:
         move = self._device
         for micro in micro_batches(rows, self._tokens, share=True):
             with self._autocast():
-                hidden = self._model.hidden(
+                states_ND = self._model.hidden(
                     micro.ids_RL.to(move),
                     None if micro.positions_RL is None else micro.positions_RL.to(move),
                     None if micro.attention_RLL is None else micro.attention_RLL.to(move),
+                    micro.states_N.to(move),
                 )
-                yield micro, hidden.flatten(0, 1)[micro.states_N.to(move)]
+                yield micro, states_ND
 
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._bf16)

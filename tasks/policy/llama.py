@@ -1,6 +1,6 @@
 """A Llama decoder: the same function as `transformers.LlamaForCausalLM`, q/k/v and gate/up fused.
 
-B rows, T tokens, D width, H heads, K key-value heads, G = H/K, E head width, L cached positions.
+B rows, T tokens, N asked-for positions, D width, H heads, K key-value heads, G = H/K, E head width, L cached positions.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +45,8 @@ class Block(nn.Module):
         self.norm_attention = RMSNorm(size, config.rms_norm_eps)
         self.norm_mlp = RMSNorm(size, config.rms_norm_eps)
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Return the layer's output; `cos` and `sin` broadcast over heads."""
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, attend: Attend, at_N: Tensor | None = None) -> Tensor:
+        """Return the layer's output; `cos` and `sin` broadcast over heads. With `at_N`, only at these of the B*T: ND."""
         rows, length, _ = x_BTD.shape
         rotated = self.heads + self.kv_heads
         z = self.qkv(self.norm_attention(x_BTD)).view(rows, length, rotated + self.kv_heads, self.head_dim)
@@ -54,9 +54,11 @@ class Block(nn.Module):
         first, second = qk.chunk(2, -1)
         qk = qk * cos.to(z.dtype) + torch.cat((-second, first), -1) * sin.to(z.dtype)
         y = attend(self.index, qk[:, :, : self.heads], qk[:, :, self.heads :], z[:, :, rotated:])
-        x_BTD = x_BTD + self.o(y)
-        gate, up = self.gate_up(self.norm_mlp(x_BTD)).chunk(2, -1)
-        return x_BTD + self.down(functional.silu(gate) * up)
+        if at_N is not None:  # what follows attention looks at each position alone
+            x_BTD, y = (t.flatten(0, 1)[at_N] for t in (x_BTD, y))
+        x = x_BTD + self.o(y)
+        gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, -1)
+        return x + self.down(functional.silu(gate) * up)
 
 
 @dataclass(slots=True)
@@ -135,10 +137,16 @@ class Llama(nn.Module):
         """Return logits (…, vocabulary) of hidden states (…, width)."""
         return functional.linear(hidden, self.head_weight)
 
-    def hidden(self, ids_BT: Tensor, positions_BT: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """Return the last hidden states BTD.
+    def hidden(
+        self,
+        ids_BT: Tensor,
+        positions_BT: Tensor | None = None,
+        mask: Tensor | None = None,
+        at_N: Tensor | None = None,
+    ) -> Tensor:
+        """Return the last hidden states BTD; with `at_N`, only those at these indices into B*T, as ND.
 
-        `mask` is True where the token of axis -2 may see the one of axis -1: BTT; None is causal. Positions count
+        The last layer then computes nothing else. `mask` is True where the token of axis -2 may see the one of axis -1: BTT; None is causal. Positions count
         from 0 where they are left out. Right padding needs no mask: nothing before it sees it.
         """
         length = ids_BT.shape[1]
@@ -148,16 +156,17 @@ class Llama(nn.Module):
         else:
             cos, sin = self.cos[positions_BT][:, :, None], self.sin[positions_BT][:, :, None]
         seen = None if mask is None else mask[:, None] if mask.dim() == 3 else mask
-        return self._run(ids_BT, cos, sin, lambda _, q, k, v: _attend(q, k, v, seen))
+        return self._run(ids_BT, cos, sin, lambda _, q, k, v: _attend(q, k, v, seen), at_N)
 
-    def _run(self, ids_BT: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def _run(self, ids_BT: Tensor, cos: Tensor, sin: Tensor, attend: Attend, at_N: Tensor | None) -> Tensor:
         x = self.embed(ids_BT)
         again = self.checkpointing and torch.is_grad_enabled()
-        for block in self.blocks:
+        for i, block in enumerate(self.blocks):
+            at = at_N if i == len(self.blocks) - 1 else None
             if again:  # no layer draws a random number, so no generator's state is kept
-                x = checkpoint(block, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(block, x, cos, sin, attend, at, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, cos, sin, attend)
+                x = block(x, cos, sin, attend, at)
         return self.norm(x)
 
     def new_cache(self, rows: int, length: int) -> KVCache:
@@ -167,8 +176,10 @@ class Llama(nn.Module):
         like = self.embed.weight
         return KVCache(like.new_zeros(shape), like.new_zeros(shape))
 
-    def step(self, ids_BT: Tensor, positions_BT: Tensor, cache: KVCache, length: int) -> Tensor:
-        """Continue the first B rows of a cache and return hidden states BTD.
+    def step(
+        self, ids_BT: Tensor, positions_BT: Tensor, cache: KVCache, length: int, at_N: Tensor | None = None
+    ) -> Tensor:
+        """Continue the first B rows of a cache and return hidden states BTD; with `at_N` as `hidden` does.
 
         Token t of a row goes to its absolute position and sees every position up to it. `length` is one more than
         the highest position. Rows are padded on the right: what padding writes lies beyond the row's end, is never
@@ -189,7 +200,7 @@ class Llama(nn.Module):
                 return _attend(q, k, v, None)
             return _attend_cached(q, keys[:, :, :length], values[:, :, :length], seen)
 
-        return self._run(ids_BT, cos, sin, attend)
+        return self._run(ids_BT, cos, sin, attend, at_N)
 
 
 def _seen(positions_BT: Tensor, length: int, group: int) -> Tensor:

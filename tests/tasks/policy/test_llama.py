@@ -95,6 +95,26 @@ def test_a_shared_prompt_under_a_tree_mask_equals_separate_rows():
     same(tree[6:], b[3:])
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_states_asked_for_alone_are_those_of_the_whole_with_the_same_gradient(checkpointing: bool):
+    ids = torch.randint(0, 97, (3, 9), generator=torch.Generator().manual_seed(4))
+    at = torch.tensor([26, 0, 7, 7, 13])  # in any order, one of them twice
+    whole, part = noisy(CONFIGS[1]), noisy(CONFIGS[1])
+    part.load_state_dict(whole.state_dict())
+    part.checkpointing = checkpointing
+    expected, found = whole.hidden(ids).flatten(0, 1)[at], part.hidden(ids, at_N=at)
+    same(found, expected)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    for one, other in zip(part.parameters(), whole.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None and other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        cache = part.new_cache(3, 9)
+        same(part.step(ids, torch.arange(9).expand(3, -1), cache, 9, at), expected)
+
+
 def test_too_long_is_said():
     model = noisy(CONFIGS[0])
     with pytest.raises(AssertionError, match="41 tokens, but only 40 positions"):
