@@ -96,7 +96,7 @@ def test_a_shared_prompt_under_a_tree_mask_equals_separate_rows():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_states_asked_for_alone_are_those_of_the_whole_with_the_same_gradient(checkpointing: bool):
+def test_states_asked_for_alone_are_those_of_the_whole_with_the_same_gradient(checkpointing):
     ids = torch.randint(0, 97, (3, 9), generator=torch.Generator().manual_seed(4))
     at = torch.tensor([26, 0, 7, 7, 13])  # in any order, one of them twice
     whole, part = noisy(CONFIGS[1]), noisy(CONFIGS[1])
