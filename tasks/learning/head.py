@@ -11,7 +11,7 @@ from torch.nn import functional
 
 SMALL_VOCABULARY = 4096
 """Up to here the logits of all chosen tokens are held, in fp32."""
-CHUNK = 256
+CHUNK = 512
 """Tokens whose logits exist at a time beyond that."""
 
 
@@ -65,7 +65,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             to_logprobs = torch.zeros_like(norm_N)
         weight = weight_VD.to(ctx.dtype)
         to_hidden = torch.empty_like(hidden_ND)
-        to_weight = torch.zeros(weight_VD.shape, dtype=torch.float32, device=weight_VD.device)
+        to_weight: Tensor | None = None
         for i in range(0, len(targets_N), CHUNK):
             part = slice(i, i + CHUNK)
             states, outer = hidden_ND[part].to(ctx.dtype), to_logprobs[part, None].float()
@@ -78,5 +78,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             slope.scatter_add_(1, targets_N[part, None], outer)
             slope = slope.to(ctx.dtype)
             to_hidden[part] = (slope @ weight).to(to_hidden.dtype)
-            to_weight += (slope.t() @ states).float()
+            part_of_weight = (slope.t() @ states).float()
+            to_weight = part_of_weight if to_weight is None else to_weight.add_(part_of_weight)
+        if to_weight is None:
+            to_weight = torch.zeros_like(weight_VD, dtype=torch.float32)
         return to_hidden, to_weight.to(weight_VD.dtype), None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tasks.policy.attention import attention
 from tasks.policy.config import LlamaConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -214,19 +215,8 @@ def _attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, seen: Tensor | None)
     q, k, v = (t.transpose(1, 2) for t in (q_BTHE, k_BTKE, v_BTKE))
     if k.shape[1] != heads:
         k, v = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
-    if v.dtype != torch.float32 and v.device.type == "cpu" and torch.is_grad_enabled():
-        y = _attend_exactly(q, k, v, seen).to(v.dtype)
-    else:
-        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
+    y = attention(q, k, v, seen)
     return y.transpose(1, 2).reshape(rows, length, -1)
-
-
-def _attend_exactly(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-    """Attend in fp32: the backward pass of torch's bf16 attention on a CPU takes two to seven times as long."""
-    with torch.autocast("cpu", enabled=False):
-        return functional.scaled_dot_product_attention(
-            q.float(), k.float(), v.float(), attn_mask=seen, is_causal=seen is None
-        )
 
 
 def _attend_cached(q_BTHE: Tensor, keys_BKLE: Tensor, values_BKLE: Tensor, seen: Tensor) -> Tensor:
