@@ -69,8 +69,7 @@ class Tracking:
     def _new(self, program: str) -> str:
         local = self.uri.startswith(("sqlite:///", "http://127.0.0.1"))
         folder = (self._home / "mlflow" / "artifacts" / program).as_uri() if local else None
-        tags = {"mlflow.experimentKind": "custom_model_development"}  # its page opens with the runs, not with traces
-        return self._client.create_experiment(program, artifact_location=folder, tags=tags)
+        return self._client.create_experiment(program, artifact_location=folder)
 
     def run(
         self,
