@@ -19,9 +19,9 @@ class Alignment(Spec):
 
     strategies: Annotated[list[Strategy], Field(min_length=1)] = ["byte_span", "text_span"]
     """The first that fits a piece of text is taken. `byte_span`: the teacher's tokens have the policy's bytes. `text_span`: its
-    normaliser changed the text, and its tokens are placed by the spans of the original that it reports. `sequence_mapping`: tokens
-    are paired by least edit distance. `vocabulary_projection`: each token of the policy is written with the teacher's longest
-    tokens, also where the bytes are no text. A piece that none fits is dropped; without `text_span` that is every changed one."""
+    normaliser changed the text, and its tokens are placed by the spans of the original that it reports, where these reach the end
+    of the text. `sequence_mapping`: tokens are paired by least edit distance. `vocabulary_projection`: each token of the policy is
+    written with the teacher's longest tokens, also where the bytes are no text. A piece that none fits is dropped."""
     score: Literal["canonical", "covers"] = "canonical"
     """`canonical`: the teacher's own writing of the text, by chunks. `covers`: the exact probability of every token's bytes, over
     all ways of writing them; it costs further passes of the teacher."""

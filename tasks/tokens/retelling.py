@@ -164,7 +164,7 @@ class Reteller:
         encoded = self._encode(text)
         fits: dict[Strategy, Callable[[], Written | None]] = {
             "byte_span": lambda: _by_ends("byte_span", encoded, ends) if encoded.exact else None,
-            "text_span": lambda: None if encoded.exact else _by_ends("text_span", encoded, ends),
+            "text_span": lambda: _by_ends("text_span", encoded, ends) if _placed(encoded, text) else None,
             "sequence_mapping": lambda: self._mapped(ids, encoded, text.encode()),
             "vocabulary_projection": lambda: self._projected(ids),
         }
@@ -214,6 +214,12 @@ _EMPTY = (_NONE, _NONE)
 
 def _by_ends(strategy: Strategy, encoded: Encoded, ends: np.ndarray) -> Written:
     return Written(strategy, encoded.ids, align(ends, encoded.ends), encoded.unknown)
+
+
+def _placed(encoded: Encoded, text: str) -> bool:
+    """Return whether the spans of a tokenizer that changed a text place its tokens: they reach what was written last."""
+    reached = int(encoded.ends[-1:].sum())
+    return not encoded.exact and reached >= len(text.rstrip().encode())
 
 
 def _specials(ids: Sequence[int], tokenizer: AnyTokenizer) -> Bools:

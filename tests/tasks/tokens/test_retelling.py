@@ -1,15 +1,19 @@
 """A policy's conversation told in a teacher's marks and tokens: what it reads, what is aligned, what is refused."""
 
+from dataclasses import replace
+from typing import get_args
+
 import numpy as np
 import pytest
 
-from specs.alignment import Alignment
+from specs.alignment import Alignment, Strategy
 from specs.errors import ProgramError
 from specs.records import Source
+from tasks.tokens.bytes import AnyTokenizer
 from tasks.tokens.frames import frame_for, parts
 from tasks.tokens.retelling import Reteller
 from tests.tasks.tokens.conversations import CALLS, conversation, plain, side, span, template
-from tests.tasks.tokens.kinds import tokenizer
+from tests.tasks.tokens.kinds import KINDS, tokenizer
 
 COMPACT, CHATML = template(), template("builtin/chatml@1", 320)
 POLICY, TEACHER = side("builtin/compact@1", COMPACT), side("builtin/chatml@1", CHATML)
@@ -103,6 +107,43 @@ def test_sequence_mapping_pairs_what_the_spans_would_have_placed():
     assert retold.strategies == ["sequence_mapping"]
     assert retold.ids == spans.ids
     assert retold.chunks.teacher_C2.tolist() == spans.chunks.teacher_C2.tolist()
+
+
+class WithoutSpans(AnyTokenizer):
+    """A tokenizer whose normaliser does not say what became of what: its tokens have no place."""
+
+    def encode(self, text):
+        found = super().encode(text)
+        return found if found.exact else replace(found, ends=found.ends * 0)
+
+
+@pytest.mark.parametrize(
+    ("calls", "strategy"),
+    [
+        (["red  lamp for Ada Brandt"], "sequence_mapping"),
+        (["red  lamp for Ada Brandt " * 400], "vocabulary_projection"),
+    ],
+)
+def test_in_the_documented_order_what_has_no_spans_is_mapped_or_projected(calls, strategy):
+    """The second text is longer than what is mapped."""
+    teacher = WithoutSpans(KINDS["unigram"](), "unigram")
+    side = (teacher, frame_for("builtin/plain@1", teacher, "here"))
+    trajectory = conversation(COMPACT, calls)
+    assert told(POLICY, plain("unigram"), trajectory, strategies=list(get_args(Strategy))).strategies == ["text_span"]
+    retold = told(POLICY, side, trajectory, strategies=list(get_args(Strategy)))
+    assert retold.strategies == [strategy]
+    assert judged(retold, trajectory, max_chunk_tokens=999)[1].share > 0.5
+    _, coverage = judged(told(POLICY, side, trajectory), trajectory)
+    assert coverage.dropped["normalised"] == coverage.tokens - 1, (
+        "the strategies that are allowed by default do not fit"
+    )
+
+
+def test_spaces_at_the_end_that_a_tokenizer_leaves_out_are_all_that_is_lost():
+    trajectory = conversation(COMPACT, ["Red lamp  "])
+    retold = told(POLICY, plain("word_piece"), trajectory)
+    assert retold.strategies == ["text_span"]
+    assert judged(retold, trajectory)[1].share > 0.5
 
 
 def test_a_token_is_written_alone_by_vocabulary_projection():
