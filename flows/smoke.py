@@ -113,6 +113,8 @@ def _shrink_policy_gradient(algorithm: dict[str, Any]) -> None:
         algorithm |= {"experience": [], "experience_per_step": 16}
     if algorithm.get("clip_rewards"):
         algorithm["clip_rewards"] = _CUT_OF_TWO
+    if algorithm.get("distill"):
+        algorithm["distill"]["min_coverage"] = 0.0
     if algorithm.get("best_of", 1) > 1:
         algorithm["best_of"] = 2
     if replay := algorithm.get("replay"):

@@ -129,6 +129,8 @@ class TeacherTerm(Distillation):
     """Weight at the last step, reached in a straight line; constant where left out."""
     full_length: Count | None = None
     """Tokens of a trajectory up to which it counts in full; a longer one counts by this / its tokens."""
+    min_coverage: Share = 0.5
+    """Share of a step's policy tokens that a teacher must say something about; below it the stage stops."""
 
 
 class OPD(Distillation, RolloutBounds):

@@ -10,7 +10,7 @@ from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow
 from tasks.learning.teacher_term import coefficient, length_factor, with_teacher
 from tasks.learning.teaching import Distiller
-from tasks.loops.token_lessons import Panel, ask_and_weigh
+from tasks.loops.token_lessons import Panel, ask_and_weigh, check_coverage
 from tasks.protocols import TokenScores
 from tasks.tensors import Loss
 
@@ -40,10 +40,14 @@ class Term:
     steps: int
 
     def prepare(self, rows: Sequence[TrainingRow]) -> dict[str, float]:
-        """Ask the teachers about the rows; those of other steps have no part in the term."""
+        """Ask the teachers about the rows; those of other steps have no part in the term.
+
+        TrainingError where they say too little.
+        """
         own = [row for row in rows if row.trajectory in self.trajectories]
         factor = partial(length_factor, self.spec)
         coverage = ask_and_weigh(self.spec, own, self.trajectories, self.panel, factor=factor)
+        check_coverage(coverage, self.spec.min_coverage, self.step)
         for row in rows:
             if row.trajectory not in self.trajectories:
                 row.distill, row.teacher_weights = [0.0] * len(row.ids), [0.0] * len(self.panel.teachers)

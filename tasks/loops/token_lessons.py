@@ -146,7 +146,7 @@ def lesson(
         spec, found.rows, found.trajectories, panel, by_trajectory=spec.aggregation == "sequence"
     )
     found.said = panel.figures()
-    _check_coverage(found.coverage, spec.min_coverage, step)
+    check_coverage(found.coverage, spec.min_coverage, step)
     return found
 
 
@@ -168,7 +168,8 @@ def ask_and_weigh(
     return weigh(rows, spec, trajectories, by_trajectory=by_trajectory, factor=factor)
 
 
-def _check_coverage(coverage: Coverage, least: float, step: int) -> None:
+def check_coverage(coverage: Coverage, least: float, step: int) -> None:
+    """Raise TrainingError where teachers say something about a smaller share of a step's tokens than they must."""
     if coverage.tokens and coverage.share < least:
         raise TrainingError(
             f"step {step}: teachers say something about {coverage.covered} of {coverage.tokens} tokens "

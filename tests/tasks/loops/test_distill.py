@@ -250,7 +250,11 @@ def test_what_teachers_beside_a_reward_leave_unsaid_is_told(taught, good):
         def score(self, spans):
             return [TokenScores([float("nan")] * len(s.ids)) for s in spans]
 
-    term = TeacherTerm(over=SampledTokens(kind="sampled"))
+    with pytest.raises(
+        TrainingError, match=r"step 0: teachers say something about 0 of \d+ tokens.*min_coverage is 0\.5"
+    ):
+        beside(taught, Silent(), TeacherTerm(over=SampledTokens(kind="sampled")), steps=1)
+    term = TeacherTerm(over=SampledTokens(kind="sampled"), min_coverage=0.0)
     _, report = beside(taught, Silent(), term, steps=1)
     assert "said nothing about 100.0 % of the tokens" in sentences(report.curve)[0]
     _, report = beside(taught, OpenTeacher("good", good), term, steps=1)
