@@ -86,7 +86,10 @@ def _actions(spec: Actions, drawn: str) -> tuple[str, str]:
     where = "where the samples differ most" if spec.choose == "disagreed" else "from the first on"
     words = f"signal action in at most {spec.states} states of {drawn}, {where}"
     if spec.learn == "best":
-        return "L = - mean log pi(call)", f"{words}: the call that the teacher likes best"
+        return (
+            "L = - mean log pi(call)",
+            f"{words}: the call that the teacher would make, unless it scored it below {spec.least_score:g}",
+        )
     equation, terms = _listwise(spec.listwise)
     return equation, f"{words}: at most {spec.candidates} calls of the policy and the teacher's own; {terms}"
 

@@ -105,7 +105,8 @@ def _of_signal(spec: FromTeacher, signal: Signal) -> Learning:
 def _actions(spec: FromTeacher | ActionDistill) -> Learning:
     rule = spec.actions
     asking = Asking(signal="action", states=rule.states, choose=rule.choose, candidates=rule.candidates)
-    return Learning(asking, {"learn": rule.learn, "listwise": dump(rule.listwise)}, "train.listwise")
+    kept = {"learn": rule.learn, "least_score": rule.least_score, "listwise": dump(rule.listwise)}
+    return Learning(asking, kept, "train.listwise")
 
 
 def _round(

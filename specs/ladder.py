@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specs.base import Count, Flag, Name, Positive, Spec
+from specs.base import Count, Flag, Name, Positive, Share, Spec
 from specs.distillation import FullVocabulary, Over
 from specs.optimizer import Optimizer
 from specs.routing import Signal, Taught
@@ -113,7 +113,10 @@ class Actions(Spec):
     candidates: Annotated[int, Field(ge=1, le=16)] = 4
     """Most calls of the policy's samples that are scored in a state; the teacher may name a better one."""
     learn: Literal["listwise", "best"] = "listwise"
-    """Draw the policy to the scores of all candidates, the teacher's own among them; or imitate the best one."""
+    """Draw the policy to the scores of all candidates, the teacher's own among them; or imitate the call that the teacher would
+    make, in states in which it names one."""
+    least_score: Share = 0.5
+    """With `learn: best`: a call that the teacher scored among the candidates is imitated from this share of the scale on."""
     listwise: Listwise = Listwise()
 
 

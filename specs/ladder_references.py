@@ -75,5 +75,10 @@ def _actions(c: Checks, path: KeyPath, spec: FromTeacher | ActionDistill) -> Non
     rule = spec.actions
     if rule.learn == "best" and rule.listwise != type(rule)().listwise:
         c.wrong((*path, "listwise"), "is not read with learn: best; write learn: listwise")
+    if rule.learn == "listwise" and rule.least_score != type(rule)().least_score:
+        c.wrong(
+            (*path, "least_score"),
+            "is not read with learn: listwise, where low scores teach as well; write learn: best",
+        )
     if rule.choose == "disagreed" and spec.samples < 2:
         c.wrong((*path, "choose"), "found disagreed, but one sample disagrees with nothing; write choose: early")

@@ -114,7 +114,7 @@ def action_lists(
 ) -> Lists:
     """Return a list for each state: the calls that the policy made in it with their own tokens, and the teacher's best.
 
-    With `learn: best` a list holds the best call alone.
+    With `learn: best` a list holds the teacher's own call alone, where it names one that it has not scored low.
     """
     made = Lists()
     groups: dict[str, list[Trajectory]] = {}
@@ -126,14 +126,15 @@ def action_lists(
         state = _State(
             own[signal.trajectories[0]], signal.turn, groups[signal.problem_id], arena, problems[signal.problem_id]
         )
-        candidates = _candidates(state, signal.content, made, max_length)
+        scores = _scores(signal.content)
         if spec.learn == "listwise":
-            made.add(f"{state.trajectory.id}@{state.turn}", candidates, spec.listwise.tau)
-        elif candidates and (best := max(candidates, key=lambda c: c[1]))[1] > 0:
-            made.rows.append(best[0])
-            made.spans.append([len(made.rows) - 1])
+            made.add(f"{state.trajectory.id}@{state.turn}", _rows(state, scores, made, max_length), spec.listwise.tau)
+        elif (why := _not_imitated(signal.content, spec.least_score)) is not None:
+            made.left_out[why] += 1
         else:
-            made.left_out["nothing_good"] += 1
+            rows = _rows(state, scores[-1:], made, max_length)
+            made.rows += [row for row, _ in rows]
+            made.spans += [[len(made.rows) - 1] for _ in rows]
     made.weigh()
     return made
 
@@ -182,14 +183,28 @@ class _State:
         return self.arena.template.completion(text)
 
 
-def _candidates(
-    state: _State, content: Mapping[str, Any], made: Lists, max_length: int
-) -> list[tuple[TrainingRow, float]]:
-    """Return rows with their scores; the teacher's own call has the highest there is."""
-    scores: list[tuple[Mapping[str, Any], float]] = list(zip(content["candidates"], content["scores"], strict=True))
+Scored = list[tuple[Mapping[str, Any], float]]
+"""Calls with the teacher's scores, from 0 to 1."""
+
+
+def _scores(content: Mapping[str, Any]) -> Scored:
+    """Return the calls with their scores; the teacher's own stands last and has the highest there is."""
+    scores: Scored = list(zip(content["candidates"], content["scores"], strict=True))
     best = content["best"]
-    if best is not None:
-        scores = [(c, s) for c, s in scores if c != best] + [(best, 1.0)]
+    return scores if best is None else [(c, s) for c, s in scores if c != best] + [(best, 1.0)]
+
+
+def _not_imitated(content: Mapping[str, Any], least: float) -> str | None:
+    """Return why a teacher's best call is not imitated; None where it is."""
+    best = content["best"]
+    if best is None:
+        return "no_best"
+    given = [s for c, s in zip(content["candidates"], content["scores"], strict=True) if c == best]
+    return "below_least_score" if given and max(given) < least else None
+
+
+def _rows(state: _State, scores: Scored, made: Lists, max_length: int) -> list[tuple[TrainingRow, float]]:
+    """Return a row for each call that the policy can write, with its score; the others are counted."""
     found: list[tuple[TrainingRow, float]] = []
     for number, (call, score) in enumerate(scores):
         ids = state.written(call) or state.rendered(call)

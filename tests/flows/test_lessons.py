@@ -181,6 +181,36 @@ def test_scored_calls_of_a_state_become_action_distillation(base, drawn, tmp_pat
     assert read(made.out / "rows.json")["sources"]["action"]["rows"] > 4
 
 
+@pytest.mark.parametrize(
+    ("best", "score", "reason"),
+    [(None, 9, "no_best"), ("first", 4, "below_least_score"), ("first", 6, None), ("other", 0, None)],
+)
+def test_a_call_that_the_teacher_scored_low_is_not_imitated(base, drawn, tmp_path, best, score, reason):
+    """`first` is the first candidate of a state, `other` a call that none of the samples made."""
+    _, at = base
+    other = {"name": "finish", "arguments": {"answer": "as the teacher says"}}
+
+    def spoiled(text):
+        scores = dict.fromkeys(json.loads(text)["score"], score)
+        return json.dumps({"score": scores, "best": other if best == "other" else None})
+
+    said = taught(tmp_path / "teach", at, drawn, "action", spoil=spoiled)
+    lines = list(read_rows(said / "signals.jsonl"))
+    for line in lines if best == "first" else ():
+        line["content"] = line["content"] and line["content"] | {"best": line["content"]["candidates"][0]}
+    write_rows(said / "signals.jsonl", [TeacherSignal(**line) for line in lines])
+    asked = sum(1 for line in lines if line["content"] and line["content"]["candidates"])
+    made, outcome = run(
+        lessons.listwise, tmp_path, at, "fit", "action", Actions(learn="best"), rollouts=drawn, teach=said,
+        fit=Fit(at_least=0, optimizer=FAST),
+    )  # fmt: skip
+    if reason is None:
+        assert outcome.metrics["units"] == asked
+        return
+    assert any(f"{asked} left out: {reason}" in n for n in outcome.notes)
+    assert torch.equal(weights(made.out), weights(at["taught"]))
+
+
 def test_scores_and_critiques_become_advantages(base, drawn, tmp_path):
     _, at = base
     scores = taught(tmp_path / "scores", at, drawn, "score", dimensions=["result", "care"])

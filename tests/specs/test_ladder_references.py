@@ -21,7 +21,7 @@ def taught(folder, algorithm, *, roster=CLERK, more=()):
         "type: from_teacher\n      goal: succeed",
         "type: from_teacher\n      signal: sample\n      corrections: {learn: both, prefer: {loss: orpo}}",
         "type: soft_label\n      listwise: {utility: ratio}",
-        "type: action_distill\n      actions: {learn: best}",
+        "type: action_distill\n      actions: {learn: best, least_score: 0.7}",
     ],
 )
 def test_sound_stages_pass(tmp_path, algorithm):
@@ -47,6 +47,10 @@ def test_sound_stages_pass(tmp_path, algorithm):
         (
             "type: action_distill\n      actions: {learn: best, listwise: {tau: 1.0}}",
             "listwise: is not read with learn: best",
+        ),
+        (
+            "type: action_distill\n      actions: {least_score: 0.7}",
+            "least_score: is not read with learn: listwise",
         ),
         ("type: soft_label\n      signal: rank", "found rank, expected score"),
         ("type: soft_label\n      samples: 1", "expected"),
