@@ -38,6 +38,8 @@ class Ask:
     scale: int = 10
     sample: int = 0
     """Number among equal questions."""
+    again: int = 0
+    """How often it was asked before, without an answer that can be read."""
 
     @property
     def id(self) -> str:
@@ -112,7 +114,7 @@ class Ask:
 
     def _marked(self) -> Json:
         texts = [turn.text for t in self.candidates for turn in t.turns]
-        return {"marked": True} if reading.marked(texts) else {}
+        return {"marked": True} if reading.marked(self.signal, texts) else {}
 
 
 def attempt(trajectory: Trajectory) -> Json:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specs.routing import Signal
 from specs.strict_json import parse
 
 LABELS = {"good": 1.0, "neutral": 0.0, "bad": -1.0, "first_error": -1.0}
@@ -18,7 +19,16 @@ _BROKEN = 100
 """Pieces that look like JSON and are none, from which a reply is not read further."""
 _FENCES = re.compile(r"\s*(?:```\w*)?\s*(?:```)?\s*")
 _OF = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\s*$")
-_MARKS = re.compile(r"\"?(?:score|order|rating|verdict)\"?\s*[:=]|\[\[|\bsystem\s*:", re.IGNORECASE)
+_SAID = r"[\\\"']*\s*[:=]\s*[\\\"']*"
+"""Between a field and its value, as JSON, as JSON within a text, or as plain words."""
+_VERDICTS: dict[Signal, str] = {
+    "score": rf"\b(?:score|rating|verdict){_SAID}[\d{{]",
+    "rank": rf"\border{_SAID}(?:\[|(?-i:[A-Z])\b\s*[>,=])",
+    "critique": rf"\bturns{_SAID}\[|\blabel{_SAID}(?:good|neutral|bad|first_error)\b",
+}
+_ADDRESSED = r"\[\[\s*(?:rating|score|verdict|(?-i:[A-Z])\s*\]\]|\d+\s*\]\])|(?:^|[\n>\]}]|\\n)\s*system\s*:"
+"""What is written to a judge, whatever it is asked."""
+_MARKS = {signal: re.compile(f"{form}|{_ADDRESSED}", re.IGNORECASE) for signal, form in _VERDICTS.items()}
 
 
 class Unreadable(ValueError):  # noqa: N818 - to abstain is no mistake
@@ -164,9 +174,9 @@ def actions(text: str, names: Sequence[str], scale: float, written: Sequence[str
     return {"scores": scored, "best": best}
 
 
-def marked(texts: Sequence[str]) -> bool:
-    """Return whether what a candidate wrote reads like a verdict, or like an order to whoever judges it."""
-    return any(_MARKS.search(text) for text in texts)
+def marked(signal: Signal, texts: Sequence[str]) -> bool:
+    """Return whether what a candidate wrote reads like an answer to this signal's question, or is addressed to a judge."""
+    return any(_MARKS[signal].search(text) for text in texts)
 
 
 def _call(value: Any, where: str) -> dict[str, Any] | None:
