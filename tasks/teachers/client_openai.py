@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from specs.errors import Interrupted, TeacherError
+from specs.errors import BudgetError, Interrupted, TeacherError
 from specs.teachers import OpenAITeacher
 from tasks.teachers import http_replies
 from tasks.teachers.asks import Ask
@@ -57,19 +57,19 @@ class OpenAIClient:
         """Return who answers."""
         return f"openai {self.spec.model}{f'@{self.spec.revision}' if self.spec.revision else ''}"
 
-    def key(self, messages: Sequence[Mapping[str, str]], sample: int) -> str:
+    def key(self, messages: Sequence[Mapping[str, str]], sample: int, again: int = 0) -> str:
         """Return the digest of everything that can change the answer."""
         spec = self.spec
         told: Any = [
             "chat", spec.version, spec.model, spec.revision, list(messages), spec.temperature, spec.top_p,
-            spec.max_tokens, spec.max_tokens_limit, spec.json_mode, sample,
+            spec.max_tokens, spec.max_tokens_limit, spec.json_mode, sample, *([again] if again else []),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(told, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
-    def ask(self, asks: Sequence[Ask], prompt: str) -> list[Reply]:
+    def ask(self, asks: Sequence[Ask], prompt: str, *, dispensable: bool = False) -> list[Reply]:
         """Return one reply per question; what the ledger knows is not asked again, and equal questions are one call."""
         said = [ask.messages(prompt) for ask in asks]
-        keys = [self.key(m, a.sample) for m, a in zip(said, asks, strict=True)]
+        keys = [self.key(m, a.sample, a.again) for m, a in zip(said, asks, strict=True)]
         replies: dict[str, Reply] = {}
         open_calls: dict[str, list[dict[str, str]]] = {}
         for key, messages in zip(keys, said, strict=True):
@@ -79,7 +79,8 @@ class OpenAIClient:
             else:
                 open_calls[key] = messages
         if open_calls:
-            replies |= asyncio.run(_Round(self, open_calls, len(replies), self._setting).run())
+            asked = _Round(self, open_calls, len(replies), self._setting)
+            replies |= asyncio.run(asked.run(dispensable=dispensable))
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         return [replies[k] if first[k] == i else replace(replies[k], usd=0.0, requests=0) for i, k in enumerate(keys)]
 
@@ -104,9 +105,14 @@ class _Round:
         self.ended: BaseException | None = None
         self.first_done = asyncio.Event()
         self.http: httpx.AsyncClient | None = None
+        self.flying = 0
+        self.landed = asyncio.Event()
 
-    async def run(self) -> dict[str, Reply]:
-        """Ask them all. What ends the round as a whole is raised when nothing is in flight any more."""
+    async def run(self, *, dispensable: bool) -> dict[str, Reply]:
+        """Ask them all. What ends the round as a whole is raised when nothing is in flight any more.
+
+        As `dispensable` a teacher that cannot be used is no end of the round: it is why questions have no answer.
+        """
         limits = httpx.Limits(max_connections=self.spec.limits.in_flight)
         timeout = httpx.Timeout(self.spec.limits.deadline_seconds)
         async with httpx.AsyncClient(
@@ -122,9 +128,14 @@ class _Round:
                         f"teacher {self.client.name}: asked to stop; what was answered is kept"
                     )
                     pending = await self._give_up(pending)
-        if self.ended is not None:
+        if self.ended is None:
+            return self.replies
+        if not dispensable or not isinstance(self.ended, TeacherError) or isinstance(self.ended, BudgetError):
             raise self.ended
-        return self.replies
+        return {key: self.replies.get(key) or self._left_open(key, self.ended) for key in self.calls}
+
+    def _left_open(self, key: str, why: TeacherError) -> Reply:
+        return Reply(None, f"teacher_failed: {why}", [key], self.setting.ledger.attempts(key)[1])
 
     async def _give_up(self, pending: "set[asyncio.Task[None]]") -> "set[asyncio.Task[None]]":
         if pending:
@@ -141,16 +152,18 @@ class _Round:
             try:
                 if self.ended is None and await self._may_ask():
                     known = self.setting.ledger.answer(key)  # another node may have asked it meanwhile
-                    self.replies[key] = await self._asked(key) if known is None else self.client._reply(key, known, 0)
-                    total = self.known + len(self.calls)
-                    self.setting.progress(self.known + len(self.replies), total, self._spent())
+                    reply = await self._asked(key) if known is None else self.client._reply(key, known, 0)
+                    if reply is not None:
+                        self._note(key, reply)
             except TeacherError as e:
                 self.ended = self.ended or e
             finally:
                 self.first_done.set()
 
-    def _spent(self) -> float:
-        return self.setting.ledger.spent(self.client.name).usd
+    def _note(self, key: str, reply: Reply) -> None:
+        self.replies[key] = reply
+        done, total = self.known + len(self.replies), self.known + len(self.calls)
+        self.setting.progress(done, total, self.setting.ledger.spent(self.client.name).usd)
 
     async def _may_ask(self) -> bool:
         """Wait while the teacher is left alone; return False where the round has ended meanwhile."""
@@ -160,26 +173,46 @@ class _Round:
             await asyncio.sleep(min(_LOOK, max(0.01, self.breaker.pause)))
         return self.ended is None
 
-    async def _asked(self, key: str) -> Reply:
-        """Ask one question until it is answered, may not be asked again, or its time is over."""
-        await asyncio.sleep(self.pace.turn())  # our own pace is no part of its time
+    async def _asked(self, key: str) -> Reply | None:
+        """Ask one question until it is answered, may not be asked again, or its time is over.
+
+        None where the round ended before it was asked.
+        """
+        await asyncio.sleep(self.pace.turn())  # our own pace is no part of its time, and nor is a wait for money
+        await self._affordable(key)
         deadline = self.setting.clock() + self.spec.limits.deadline_seconds
-        budget, sent, wait, how = self.spec.max_tokens, 0, 0.0, Returned("rate_limited")
-        for attempt in range(1, self.spec.limits.attempts + 1):
-            if not await self._ready(max(wait, self.pace.turn() if sent else 0.0), deadline):
-                break
-            how, sent = await self._send(key, attempt, budget, deadline), sent + 1
+        limits, most = self.spec.limits, self.spec.max_tokens_limit
+        budget, sent, faults, wait, how = self.spec.max_tokens, 0, 0, 0.0, Returned("rate_limited")
+        while await self._ready(max(wait, self.pace.turn() if sent else 0.0), deadline):
+            how, sent = await self._send(key, sent + 1, budget, deadline), sent + 1
             self.first_done.set()
-            if how.outcome not in http_replies.RETRIED:
-                break
-            if how.outcome in http_replies.LONGER:
-                if budget >= self.spec.max_tokens_limit:
-                    break
-                budget, wait = min(2 * budget, self.spec.max_tokens_limit), 0.0
+            if how.outcome in http_replies.LONGER and budget < most:  # no fault: it needs more room
+                budget, wait = min(2 * budget, most), 0.0
+            elif how.outcome in http_replies.RETRIED and faults + 1 < limits.attempts:
+                faults, wait = faults + 1, limits.wait_seconds * 2**faults
             else:
-                wait = self.spec.limits.wait_seconds * 2 ** (attempt - 1)
-        self._judge(how, sent)
+                break
+        if self.ended is not None and not sent:
+            return None
+        self._judge(how)
         return self.client._reply(key, how, sent)
+
+    async def _affordable(self, key: str) -> None:
+        """Wait while what requests in flight have reserved is all that is in the way of this one. BudgetError at a cap."""
+        setting, most = self.setting, self._most(key, self.spec.max_tokens)
+        while setting.caps != Caps():
+            try:
+                setting.ledger.check(self.client.name, most, setting.caps)
+                break
+            except BudgetError:
+                if not self.flying or self.ended is not None:
+                    raise
+            self.landed.clear()
+            await self.landed.wait()
+
+    def _most(self, key: str, budget: int) -> float:
+        """Return the dollars that a request may cost."""
+        return dollars(self.spec.price, prompt_tokens(self.calls[key]), budget)
 
     async def _ready(self, delay: float, deadline: float) -> bool:
         """Wait so long, and as long as the server wants; False where that is too long or the round has ended."""
@@ -190,9 +223,7 @@ class _Round:
             delay = 0.0
         return self.ended is None
 
-    def _judge(self, how: Returned, sent: int) -> None:
-        if self.ended is not None and not sent:
-            return
+    def _judge(self, how: Returned) -> None:
         if how.outcome in http_replies.ABSENT:
             self.breaker.bad(how.outcome)
         else:
@@ -200,18 +231,30 @@ class _Round:
 
     async def _send(self, key: str, attempt: int, budget: int, deadline: float) -> Returned:
         """Send one request: reserved and noted before, noted again when it has ended."""
-        messages, to = self.calls[key], reach(self.client.name, self.spec, self.setting.environ)
-        guess = prompt_tokens(messages)
-        most = dollars(self.spec.price, guess, budget)
-        call = self.setting.ledger.begin(key, attempt, self.client.name, self.setting.node, most, self.setting.caps)
+        to = reach(self.client.name, self.spec, self.setting.environ)
+        ledger, most = self.setting.ledger, self._most(key, budget)
+        call = ledger.begin(key, attempt, self.client.name, self.setting.node, most, self.setting.caps)
+        tokens, usd = prompt_tokens(self.calls[key]), ledger.reserved(call)
+        guess = Returned("deadline", tokens_in=tokens, tokens_out=budget, usd=usd, counted=False)
+        self.flying += 1
+        try:
+            how = await self._ended(key, call, to, guess, deadline)
+        finally:
+            self.flying -= 1
+            self.landed.set()
+        if how.outcome == "fatal":
+            raise TeacherError(self._fatal(how.status or 0, how.detail))
+        return how
+
+    async def _ended(self, key: str, call: str, to: Reach, guess: Returned, deadline: float) -> Returned:
+        """Return how a request ended, which is noted; `guess` is the most that it may have come to."""
         began = self.setting.clock()
-        lost = Returned("deadline", tokens_in=guess, tokens_out=budget, usd=most, counted=False)
         try:
             async with asyncio.timeout(max(0.01, deadline - began)):
-                status, read = await self._exchange(to, messages, budget)
-            how = replace(self._priced(read, guess, budget, free=status != 200), status=status)
+                status, read = await self._exchange(to, self.calls[key], guess.tokens_out)
+            how = replace(self._priced(read, guess, free=status != 200), status=status)
         except TimeoutError:
-            how = lost
+            how = guess
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
             self.setting.ledger.end(key, call, Returned("bad_address"))
             raise TeacherError(
@@ -219,14 +262,12 @@ class _Round:
                 f"mend teachers.{self.client.name}.base_url, or the variable that it names"
             ) from None
         except httpx.HTTPError as e:
-            how = self._priced(Read(_broken(e)), guess, budget, free=isinstance(e, _UNSENT))
+            how = self._priced(Read(_broken(e)), guess, free=isinstance(e, _UNSENT))
         except asyncio.CancelledError:
-            self.setting.ledger.end(key, call, Returned("stopped", usd=most, counted=False))
+            self.setting.ledger.end(key, call, Returned("stopped", usd=guess.usd, counted=False))
             raise
         how = replace(how, seconds=round(self.setting.clock() - began, 3))
         self.setting.ledger.end(key, call, how)
-        if how.outcome == "fatal":
-            raise TeacherError(self._fatal(how.status or 0, how.detail))
         return how
 
     async def _exchange(self, to: Reach, messages: Sequence[Mapping[str, str]], budget: int) -> tuple[int, Read]:
@@ -267,16 +308,14 @@ class _Round:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
 
-    def _priced(self, read: Read, guess: int, budget: int, *, free: bool) -> Returned:
+    def _priced(self, read: Read, guess: Returned, *, free: bool) -> Returned:
         """Return the end of a request with its cost: the server's count, nothing for a refusal, else what may be."""
-        counted = read.tokens_in is not None and read.tokens_out is not None
-        tokens_in = (read.tokens_in or 0) if counted else 0 if free else guess
-        tokens_out = (read.tokens_out or 0) if counted else 0 if free else budget
-        usd = dollars(self.spec.price, tokens_in, tokens_out)
         text = read.text if read.outcome == OK else None
-        return Returned(
-            read.outcome, text, read.finish, tokens_in, tokens_out, usd, counted or free, detail=read.detail,
-        )  # fmt: skip
+        how = replace(guess, outcome=read.outcome, text=text, finish=read.finish, detail=read.detail)
+        if read.tokens_in is not None and read.tokens_out is not None:
+            usd = dollars(self.spec.price, read.tokens_in, read.tokens_out)
+            return replace(how, tokens_in=read.tokens_in, tokens_out=read.tokens_out, usd=usd, counted=True)
+        return replace(how, tokens_in=0, tokens_out=0, usd=0.0, counted=True) if free else how
 
     def _fatal(self, status: int, detail: str | None) -> str:
         why = http_replies.FATAL.get(status, http_replies.ELSEWHERE) + (f": {detail}" if detail else "")

@@ -24,12 +24,11 @@ MOST_WORDS = 300
 MOST_TOKENS = 10**9
 """A reply that is said to have more was not counted."""
 RETRIED = frozenset((
-    "teacher_unavailable", "rate_limited", "not_json", "error_body", "no_choices", "cut", "empty", "empty_length",
-    "cut_length", "too_long",
+    "teacher_unavailable", "rate_limited", "not_json", "error_body", "no_choices", "cut", "empty", "too_long",
 ))  # fmt: skip
 """Failures after which the same question is asked again."""
 LONGER = frozenset(("empty_length", "cut_length"))
-"""Failures after which it is asked with a larger budget of tokens."""
+"""Failures after which it is asked with a larger budget of tokens, where there is one."""
 ABSENT = frozenset((
     "teacher_unavailable", "rate_limited", "not_json", "error_body", "no_choices", "cut", "deadline", "too_long",
 ))  # fmt: skip

@@ -43,6 +43,18 @@ class Returned:
     """What the server said about a question that it refused."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A request whose end is not known."""
+
+    of: tuple[Spent, Spent]
+    """The teacher's account, and the node's."""
+    usd: float
+    """What is reserved for it."""
+    expected: float
+    """The same before it was multiplied by what was learnt of the teacher."""
+
+
 class CallLedger:
     """Answers by key, and what was spent, over every process that uses the file.
 
@@ -57,7 +69,7 @@ class CallLedger:
         self._answers: dict[str, Returned] = {}
         self._spent: dict[str, Spent] = {}
         self._paid: dict[str, Spent] = {}
-        self._open: dict[str, tuple[tuple[Spent, Spent], float]] = {}
+        self._open: dict[str, _Open] = {}
         self._lines: dict[str, list[dict[str, Any]]] = {}
         self._number = 0
         with self._locked():
@@ -71,10 +83,12 @@ class CallLedger:
         return self._answers.get(key)
 
     def begin(self, key: str, attempt: int, teacher: str, node: str, usd: float, caps: Caps) -> str:
-        """Reserve `usd` and note that a request is sent; return its id. BudgetError where a cap would be passed."""
+        """Reserve `usd` and note that a request is sent; return its id. BudgetError where a cap would be passed.
+
+        More is reserved where the server has counted more for the teacher's requests than was expected at most.
+        """
         with self._locked():
-            self._catch_up()
-            budget.check(teacher, caps, self.spent(teacher), self.spent(), usd)
+            usd = self._fitting(teacher, usd, caps)
             self._number += 1
             call = f"{key[:16]}-{os.getpid()}-{time.time_ns()}-{self._number}"
             line = {
@@ -84,6 +98,23 @@ class CallLedger:
             self._append(line)
         fault_point("call_sent")
         return call
+
+    def check(self, teacher: str, usd: float, caps: Caps) -> None:
+        """Raise BudgetError where one more request that may cost `usd` would pass a cap."""
+        with self._locked():
+            self._fitting(teacher, usd, caps)
+
+    def _fitting(self, teacher: str, usd: float, caps: Caps) -> float:
+        """Return what must be reserved for a request that is expected to cost at most `usd`."""
+        self._catch_up()
+        own = self.spent(teacher)
+        usd *= own.factor
+        budget.check(teacher, caps, own, self.spent(), usd)
+        return usd
+
+    def reserved(self, call: str) -> float:
+        """Return what is reserved for a request whose end is not known."""
+        return self._open[call].usd
 
     def end(self, key: str, call: str, how: Returned) -> None:
         """Note how a request ended. Of two answers to one key the first counts."""
@@ -143,7 +174,7 @@ class CallLedger:
                 for spent in of:
                     spent.usd += line["usd"]
                     spent.requests += 1
-                self._open[call] = (of, line["usd"])
+                self._open[call] = _Open(of, line["usd"], line["usd"] / of[0].factor)
             else:
                 self._returned(line, key, call)
             self._lines.setdefault(key, []).append(line)
@@ -155,8 +186,10 @@ class CallLedger:
 
     def _returned(self, line: dict[str, Any], key: str, call: str) -> None:
         how = Returned(**{k: v for k, v in line.items() if k not in ("event", "key", "id")})
-        of, reserved = self._open.pop(call)
-        for spent in of:
-            spent.usd += how.usd - reserved
+        was = self._open.pop(call)
+        for spent in was.of:
+            spent.usd += how.usd - was.usd
+        if how.counted and was.expected > 0:
+            was.of[0].factor = max(was.of[0].factor, how.usd / was.expected)
         if how.outcome == OK:
             self._answers.setdefault(key, how)

@@ -32,11 +32,11 @@ class Teacher(Protocol):
         """Return who answers: kind, model and revision."""
         ...
 
-    def ask(self, asks: Sequence[Ask], prompt: str) -> list[Reply]:
+    def ask(self, asks: Sequence[Ask], prompt: str, *, dispensable: bool = False) -> list[Reply]:
         """Return one reply per question, in order; `prompt` is the instruction's text.
 
-        A question that fails is a reply with its reason. TeacherError where the teacher as a whole cannot be used,
-        BudgetError where a cap is reached, Interrupted where the node must stop; what was answered until then stays in
-        the ledger.
+        A question that fails is a reply with its reason. TeacherError where the teacher as a whole cannot be used (as
+        `dispensable` that is the reason of every question left open: `teacher_failed`), BudgetError where a cap is
+        reached, Interrupted where the node must stop; what was answered until then stays in the ledger.
         """
         ...

@@ -35,8 +35,8 @@ class ScriptedClient:
         """Return who answers."""
         return f"scripted {self._environment.version}{f' noise {self.spec.noise:g}' if self.spec.noise else ''}"
 
-    def ask(self, asks: Sequence[Ask], prompt: str) -> list[Reply]:
-        """Return one answer per question; it reads no instruction."""
+    def ask(self, asks: Sequence[Ask], prompt: str, *, dispensable: bool = False) -> list[Reply]:
+        """Return one answer per question; it reads no instruction, and never fails as a whole."""
         return [self._one(ask) for ask in asks]
 
     def _one(self, ask: Ask) -> Reply:

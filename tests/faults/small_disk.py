@@ -18,11 +18,18 @@ from tests.faults.running import calls, finish, scan, start
 SIZE = 2 << 20
 
 
-def main(home: Path, free_kb: int, out: Path) -> int:
-    disk = home.parent
+def mount(disk: Path) -> str | None:
+    """Mount a small disk; return why it cannot be done."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"tmpfs", os.fsencode(disk), b"tmpfs", 0, f"size={SIZE}".encode()) != 0:
-        print(json.dumps({"skip": f"a small disk cannot be mounted here ({os.strerror(ctypes.get_errno())})"}))
+        return f"a small disk cannot be mounted here ({os.strerror(ctypes.get_errno())})"
+    return None
+
+
+def main(home: Path, free_kb: int, out: Path) -> int:
+    disk = home.parent
+    if (why := mount(disk)) is not None:
+        print(json.dumps({"skip": why}))
         return 0
     options: dict[str, Any] = json.loads(os.environ.get("FAULT_OPTIONS", "{}"))
     settings: dict[str, Any] = {k: v for k, v in os.environ.items() if k.startswith("FAULT_PAD_")}

@@ -14,6 +14,7 @@ Every item has a test here; the parts behind it are tested in depth elsewhere:
 | a locked or missing MLflow store | flows/test_recorder |
 | a Prefect server that is gone | flows/test_orchestrate, test_services |
 | a second run of the same program | faults/test_two_drivers; flows/test_state |
+| a teacher that fails, dies, or costs more than its cap | tasks/teachers/test_client, test_hostile_servers, test_kills; flows/test_teaching |
 | data with NaN, a mark, repeated keys, blank lines | flows/test_data |
 | a signal, a kill | faults/test_kills, test_quickstart_kills |
 """

@@ -12,6 +12,9 @@ import pytest
 
 from tests.faults.commands import processes, tutelage
 from tests.faults.running import CHAIN, calls, run, snapshot
+from tests.faults.small_disk_teacher import COUNT, IN_FLIGHT
+from tests.tasks.teachers import api
+from tests.tasks.teachers.api import serving
 
 
 def _on_a_small_disk(tmp_path: Path, free_kb: int, **pads: int) -> dict[str, Any]:
@@ -20,10 +23,14 @@ def _on_a_small_disk(tmp_path: Path, free_kb: int, **pads: int) -> dict[str, Any
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TUTELAGE_", "FAULT_"))}
     env |= {f"FAULT_PAD_{k.upper()}": str(v) for k, v in pads.items()}
     env["FAULT_OPTIONS"] = json.dumps(CHAIN["options"])
-    command = ["unshare", "-Urm", sys.executable, "-m", "tests.faults.small_disk"]
-    where = [str(tmp_path / "disk" / "home"), str(free_kb), str(tmp_path / "out")]
+    return _inside("small_disk", [str(tmp_path / "disk" / "home"), str(free_kb), str(tmp_path / "out")], env)
+
+
+def _inside(module: str, arguments: list[str], env: dict[str, str]) -> dict[str, Any]:
+    """Return what a module of this folder tells that was run with a mount namespace of its own."""
+    command = ["unshare", "-Urm", sys.executable, "-m", f"tests.faults.{module}", *arguments]
     try:
-        done = subprocess.run([*command, *where], env=env, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     except FileNotFoundError:
         pytest.skip("unshare is not there: no small disk can be made")
     if done.returncode != 0 and "unshare" in done.stderr:
@@ -65,6 +72,20 @@ def test_fm_10_a_reply_that_cannot_be_kept_is_not_bought(tmp_path: Path, ref: di
     told = _on_a_small_disk(tmp_path, 300, reply=50_000)
     _named_and_made_up_for(told, tmp_path, ref, "replies", "calls.jsonl")
     assert told["paid"] <= told["kept"] + 4
+
+
+def test_fm_10_a_teachers_answer_that_cannot_be_kept_ends_the_asking(tmp_path: Path):
+    (tmp_path / "disk").mkdir()
+    reply = json.dumps({"score": {"right": 8}, "why": "x" * 50_000})
+    with serving(api.slow(api.says(reply), 0.02)) as server:
+        told = _inside("small_disk_teacher", [str(tmp_path / "disk"), "300", server.url], dict(os.environ))
+    assert "disk full" in told["first"]
+    assert "calls.jsonl" in told["first"]
+    assert "bytes needed" in told["first"]
+    assert 3 <= told["kept"] < COUNT
+    bought = sum(server.seen.keys.values()) - told["asked"]
+    assert bought - told["kept"] <= IN_FLIGHT, "what was in flight, and nothing more"
+    assert (told["answered"], told["asked"]) == (COUNT, COUNT - told["kept"])
 
 
 @pytest.mark.parametrize("fault", ["before_rollout:5:enospc", "before_checkpoint:2:enospc", "after_write:7:enospc"])

@@ -43,6 +43,10 @@ class Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hung up is no error here."""
 
+    def vanish(self) -> None:
+        """Have nobody listen any more; connections that are open stay so."""
+        self.socket.close()
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/v1"

@@ -52,8 +52,8 @@ def test_what_another_node_asked_meanwhile_is_not_asked_again(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("act", "reason", "sent"),
     [
-        (api.says("", "length"), "empty_length", 3),
-        (api.says('{"score": {"ri', "length"), "cut_length", 3),
+        (api.says("", "length"), "empty_length", 4),
+        (api.says('{"score": {"ri', "length"), "cut_length", 4),
         (api.says(None), "empty", 3),
         (api.says(" \n\t"), "empty", 3),
         (api.says(GOOD, "content_filter"), "content_filter", 1),
@@ -87,6 +87,18 @@ def test_a_reply_cut_for_length_is_asked_for_with_more_tokens(tmp_path: Path) ->
         (reply,) = client(tmp_path, teacher(server.url, max_tokens=16, max_tokens_limit=50)).ask(asks(1), "score it")
     assert reply.text == GOOD
     assert [b["max_tokens"] for b in server.seen.bodies] == [16, 32, 50]
+
+
+def test_asking_for_more_tokens_uses_up_no_attempt(tmp_path: Path) -> None:
+    short = api.says('{"score": {"ri', "length")
+    with serving(api.status(429), short, short, api.status(500), short, api.says(GOOD)) as server:
+        spec = teacher(server.url, max_tokens=16, max_tokens_limit=128, limits={"attempts": 3})
+        (reply,) = client(tmp_path, spec).ask(asks(1), "score it")
+    assert (reply.text, reply.requests) == (GOOD, 6)
+    assert [b["max_tokens"] for b in server.seen.bodies] == [16, 16, 32, 64, 64, 128]
+    with serving(api.status(500), short, api.status(500), api.says(GOOD)) as server:
+        spec = teacher(server.url, revision="2", limits={"attempts": 2})
+        assert client(tmp_path, spec).ask(asks(1), "score it")[0].failure == "teacher_unavailable: no"
 
 
 def test_everything_that_can_change_an_answer_is_part_of_its_key(tmp_path: Path) -> None:
@@ -222,6 +234,29 @@ def test_dollars_are_reserved_before_a_request_is_sent(tmp_path: Path) -> None:
     assert not server.seen.bodies, "what was spent before counts"
 
 
+def counts(tokens_a_byte: float) -> Act:
+    """Answer, and count so many tokens for each byte of the messages."""
+
+    def act(h: api.Handler, body: api.Body) -> None:
+        size = sum(len(m["content"].encode()) for m in body["messages"])
+        told = api.completion(GOOD) | {"usage": {"prompt_tokens": int(tokens_a_byte * size), "completion_tokens": 1}}
+        h.send(200, json.dumps(told).encode())
+
+    return api.slow(act, 0.05)
+
+
+@pytest.mark.parametrize("tokens_a_byte", [0.25, 1.0, 3.0])
+def test_a_cap_is_used_up_and_not_passed_however_many_tokens_a_text_has(tmp_path: Path, tokens_a_byte: float) -> None:
+    price, ask = {"input": 100.0, "output": 0.0}, asks(64)
+    one = max(sum(len(m["content"].encode()) for m in a.messages("score it")) for a in ask) * 100 / 1e6
+    cap = 8.5 * one
+    with serving(counts(tokens_a_byte)) as server, pytest.raises(BudgetError, match="cap_usd"):
+        client(tmp_path, teacher(server.url, price=price), caps=Caps(usd=cap)).ask(ask, "score it")
+    spent = CallLedger(tmp_path / "calls.jsonl").spent("closed").usd
+    assert spent <= cap
+    assert spent > cap - 1.2 * max(1.0, tokens_a_byte) * one, "no more than one call's worth is left"
+
+
 def test_calls_at_once_and_in_a_minute_are_bounded(tmp_path: Path) -> None:
     with serving(api.slow(api.says(GOOD), 0.05)) as server:
         client(tmp_path, teacher(server.url, limits={"in_flight": 3})).ask(asks(9), "score it")
@@ -240,3 +275,36 @@ def test_stopping_keeps_what_has_arrived(tmp_path: Path) -> None:
         assert len(server.seen.bodies) <= 10
         client(tmp_path, spec).ask(asks(24), "score it")
         assert set(server.seen.keys.values()) == {1}, "nothing is asked for twice"
+
+
+def dies_after(count: int, how: str) -> Act:
+    """Answer so many questions and no more: refuse the next ones, or be gone, so that nobody listens any more."""
+
+    def act(h: api.Handler, body: api.Body) -> None:
+        if len(h.api.seen.bodies) <= count:
+            return api.slow(api.says(GOOD), 0.02)(h, body)
+        if how == "500":
+            return api.status(500)(h, body)
+        h.close_connection = True
+        return h.api.vanish()
+
+    return act
+
+
+@pytest.mark.parametrize("how", ["500", "gone"])
+def test_a_teacher_that_dies_has_its_answers_kept_and_a_rerun_pays_for_the_rest(tmp_path: Path, how: str) -> None:
+    limits = {"in_flight": 4, "attempts": 2, "failures_in_a_row": 3, "pause_seconds": 0.1}
+    with serving(dies_after(10, how)) as server, pytest.raises(TeacherError, match="calls in a row failed") as caught:
+        client(tmp_path, teacher(server.url, price=PRICE, limits=limits)).ask(asks(24), "score it")
+    assert "what was answered is kept" in str(caught.value)
+    kept = [r["key"] for r in lines(tmp_path, "returned") if r["outcome"] == "ok"]
+    assert len(kept) == 10
+    assert {r["outcome"] for r in lines(tmp_path, "returned")} - {"ok", "cut"} == {"teacher_unavailable"}
+    before = CallLedger(tmp_path / "calls.jsonl").spent("closed")
+    with serving(api.says(GOOD)) as again:
+        replies = client(tmp_path, teacher(again.url, price=PRICE, limits=limits)).ask(asks(24), "score it")
+    assert [r.text for r in replies] == [GOOD] * 24
+    assert len(again.seen.bodies) == sum(r.requests for r in replies) == 24 - len(kept)
+    assert set(again.seen.keys.values()) == {1}
+    after = CallLedger(tmp_path / "calls.jsonl").spent("closed")
+    assert after.usd - before.usd == pytest.approx((24 - len(kept)) * (100 * 10 + 20 * 100) / 1e6)
