@@ -109,9 +109,9 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         "teacher.model", 1, "flows.work.opd:model", True, estimates_of_opd.teacher_model,
         ("path", "shape", "teacher.model", "teacher.revision"),
     ),
-    NodeKind("train.opd", 3, "flows.work.opd:train", True, estimates_of_opd.opd, _PLACES, trains=True),
+    NodeKind("train.opd", 4, "flows.work.opd:train", True, estimates_of_opd.opd, _PLACES, trains=True),
     NodeKind(
-        "teach", 2, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn"),
+        "teach", 3, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn"),
         needs=("rollouts",),
     ),
     NodeKind("rollouts", 1, "flows.work.lessons:rollouts", True, estimates_of_ladder.rollouts, _PLACES),
@@ -121,7 +121,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         (*_PLACES, "data", "draws"), trains=True, needs=("lessons",),
     ),
     NodeKind(
-        "train.listwise", 2, "flows.work.lessons:listwise", True, estimates_of_ladder.listwise,
+        "train.listwise", 3, "flows.work.lessons:listwise", True, estimates_of_ladder.listwise,
         (*_PLACES, "draws"), trains=True, needs=("teach",),
     ),
     NodeKind(

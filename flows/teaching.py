@@ -57,7 +57,7 @@ def add_teach(
         "drawn": drawn,
         "access": {"program": program.program, "teachers": access, "teacher_usd": program.budget.teacher_usd},
     }
-    if any(t.get("combine") == "best" for t in who.values()):
+    if signal == "sample":  # corrections are tried in the world
         params |= {"verifiers": graph.verifiers, "reward": dump(graph.reward)}
         params["versions"] |= graph.versions((), graph.verifiers)
     inputs = {"rollouts": rollouts}

@@ -248,6 +248,10 @@ class TeacherSignal:
     """None where there is none: `failure` says why."""
     failure: str | None = None
     """`unreadable: …` where it answered and nothing could be read from it, else why there is no answer."""
+    absent: dict[str, str] = field(default_factory=dict[str, str])
+    """By member of an ensemble that gave no answer, why."""
+    again: int = 0
+    """How often it was asked for anew, as it could not be read; of an ensemble, its members together."""
     calls: list[str] = field(default_factory=list[str])
     """Keys of the ledger's calls."""
     usd: float = 0.0

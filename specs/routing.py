@@ -78,7 +78,7 @@ class Route(Spec):
     reject: Flag = False
     """For the last rule: problems that no rule before it holds for are refused before anything is asked, all named."""
     history: HistoryWeights | None = None
-    """Let agreement with verifiers in this program's earlier answers move the weights."""
+    """Let agreement with verifiers in this plan's earlier answers (an earlier round, or an earlier stage) move the weights."""
 
 
 Routing = list[Route]

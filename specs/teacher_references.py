@@ -1,13 +1,13 @@
 """Checks of teachers: who is asked, for what, and whether they can give it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specs.checks import Checks, kind_of
 from specs.positions import KeyPath, listed
 from specs.program import Program
-from specs.routing import LADDER, Signal, Taught
+from specs.routing import BLACK_BOX, LADDER, Signal, Taught
 
 _FROZEN = ("init", "start", "champion", "previous")
 _WHOLE: tuple[Signal, ...] = ("score", "rank", "sample")
@@ -101,6 +101,8 @@ def teachers(c: Checks) -> None:
     for name in c.program.teachers:
         if name not in used:
             c.odd(("teachers", name), "is asked by no stage; it is not looked at")
+    _history(c, found)
+    _members_alone(c, {name for _, learner in found for name in named(c.program, learner)})
     if c.program.routing and all(x.teachers is not None for _, x in found):
         c.odd(("routing",), "no stage asks by these rules")
 
@@ -201,6 +203,32 @@ def _ensemble(c: Checks, path: KeyPath, teacher: Any) -> None:
             )
     if teacher.combine == "best" and list(teacher.gives) != ["sample"]:
         c.wrong((*path, "combine"), "found best, which chooses among corrections; expected gives: [sample]")
+
+
+def _history(c: Checks, found: Sequence[tuple[KeyPath, Any]]) -> None:
+    """Report weights that nothing can move: no question by these rules comes after another whose answers were compared."""
+    rules = [i for i, rule in enumerate(c.program.routing) if rule.history is not None and len(rule.teachers) > 1]
+    asking = [(path, x) for path, x in found if choice(c.program, x).signal in BLACK_BOX]
+    rounds = 1 if c.program.flywheel is None else c.program.flywheel.rounds
+    for before, (path, learner) in enumerate(asking):
+        again = learner.rounds > 1 or (path[0] == "flywheel" and rounds > 1)
+        if learner.teachers is None and (before or again):
+            return
+    if rules and any(x.teachers is None for _, x in found):
+        text = "moves nothing: no stage asks by these rules, in words, after others were asked; write rounds: 2 for one, or leave it out"
+        c.wrong(("routing", rules[0], "history"), text)
+
+
+def _members_alone(c: Checks, asked: set[str]) -> None:
+    """Report a share of failures that is not read: of a teacher that is asked for an ensemble and never by itself."""
+    for name, teacher in c.program.teachers.items():
+        if teacher.kind != "ensemble" or name not in asked:
+            continue
+        for member in (m for m in teacher.members if m in c.program.teachers and m not in asked):
+            spec = c.program.teachers[member]
+            if getattr(spec, "failure_share", None) not in (None, type(spec).model_fields["failure_share"].default):
+                text = f"is not read: {member} is asked as a member of {name} alone, where its failures count against the quorum;"
+                c.odd(("teachers", member, "failure_share"), f"{text} write it for {name}")
 
 
 def _routing(c: Checks) -> None:

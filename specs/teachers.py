@@ -23,7 +23,10 @@ class Limits(Spec):
     requests_per_minute: Positive | None = None
     """Most calls of one node in a minute, evenly spaced."""
     attempts: Annotated[int, Field(ge=1, le=20)] = 3
-    """Tries of one call, the first included."""
+    """Tries of one call, the first included. A reply that is asked for again with more tokens is no new try."""
+    ask_again: Annotated[int, Field(ge=0, le=20)] = 1
+    """How often a question is asked again whose answer cannot be read. Raise it to have those asked anew that stayed so; all
+    other answers are kept."""
     deadline_seconds: Positive = 120.0
     """Most seconds of one call: all attempts and the waits between them."""
     wait_seconds: Annotated[float, Field(ge=0.0)] = 0.5
@@ -45,7 +48,8 @@ class BlackBox(Spec):
     """What teachers share that are asked in words."""
 
     failure_share: Share = 0.2
-    """Share of calls that may fail (no answer, cut, refused) before the node fails."""
+    """Share of questions that may fail (no answer, cut, refused) before the node fails. Of an ensemble those without a quorum
+    count; of its members none is read."""
 
 
 class OpenAITeacher(BlackBox):
@@ -150,5 +154,6 @@ class EnsembleTeacher(BlackBox):
     """`vote`: each counts the same, the median or the majority. `weighted`: means by weight. `best`: the answer that
     the verifiers like best; samples only."""
     quorum: Share = 0.5
-    """Least share of the members' weight that must have answered."""
+    """Least share of the members' weight that must have answered. Whatever a member fails in, one question or all, takes its
+    weight away and no more; a cap that it reaches ends the run as anywhere."""
     gives: Annotated[list[Signal], Field(min_length=1)]

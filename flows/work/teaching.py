@@ -6,6 +6,7 @@ Writes `signals.jsonl` (one answer a line), `signals.json` (counts, scorecard) a
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 from flows.context import NodeContext, Outcome
 from flows.work.lines import write_rows
 from flows.work.reading import environments, problems
-from specs.errors import DataError, StateError
+from specs.errors import DataError, Interrupted, StateError
 from specs.prompting import prompt as prompt_of
 from specs.records import Problem, TeacherSignal, Trajectory
 from specs.reward import Reward
@@ -29,17 +30,20 @@ from tasks.loops.annotate import Desk, annotate
 from tasks.loops.trying import Trial
 from tasks.protocols import Environment
 from tasks.teachers.asking import asks_for
+from tasks.teachers.asks import Ask
 from tasks.teachers.budget import Caps, Spent
 from tasks.teachers.client_openai import OpenAIClient, Setting
 from tasks.teachers.ensemble import Judge
 from tasks.teachers.ledger import CallLedger
 from tasks.teachers.replies import Teacher
 from tasks.teachers.routing import Routed, Tally, route
-from tasks.teachers.scorecard import scorecard, tallies
+from tasks.teachers.scorecard import Evidence, scorecard, tallies
 from tasks.teachers.scripted import ScriptedClient
 
 Json = dict[str, Any]
 _UNIT = 2**63
+_SHOWN = 160
+"""Characters of an example that a note has."""
 
 
 def teach(node: NodeContext) -> Outcome:
@@ -51,17 +55,23 @@ def teach(node: NodeContext) -> Outcome:
     asks, skipped = asks_for(node.params["asking"], trajectories, asked_of, lambda p: worlds[p.environment].tools(p))
     about = list({a.problem.id: a.problem for a in asks}.values())
     routes = [Route.model_validate(r) for r in node.params["routing"]]
-    routed = route(about, routes, lambda text: _number(node.seed, "route", text), _history(node))
+    tally = _history(node)
+    routed = route(about, routes, lambda text: _number(node.seed, "route", text), tally)
     instruction = prompt_of(node.params["prompt"])
     ledger = CallLedger(_ledger_path(node), node.run_key)
-    desk = _desk(node, ledger, worlds, instruction.text)
+    trial = _trial(node, worlds)
+    desk = _desk(node, ledger, worlds, instruction.text, trial)
     signals = annotate(asks, routed.teacher, desk, instruction.version)
+    evidence = Evidence({t.id: t for t in trajectories}, _held(node, trial, asks, signals))
     write_rows(node.out / "signals.jsonl", signals)
     lines = list(ledger.lines(c for s in signals for c in s.calls))
     _write_calls(node.out / "notes" / "calls.jsonl", lines)
-    told = _summary(node, signals, skipped, routed, {t.id: t for t in trajectories})
+    told = _summary(node, signals, skipped, routed, evidence)
     write_json(node.out / "signals.json", told)
-    return _outcome(signals, told, desk, ledger.paid())
+    done = _outcome(signals, told, desk, ledger.paid())
+    if any(r.history is not None for r in routes) and not tally:
+        done.notes.append("routing: history counts nothing here, as no earlier answer was compared with verifiers")
+    return done
 
 
 def _problems(node: NodeContext, trajectories: list[Trajectory]) -> dict[str, Problem]:
@@ -100,7 +110,9 @@ def _history(node: NodeContext) -> Tally:
     return tallies(cards)
 
 
-def _desk(node: NodeContext, ledger: CallLedger, worlds: dict[str, Environment], prompt: str) -> Desk:
+def _desk(
+    node: NodeContext, ledger: CallLedger, worlds: dict[str, Environment], prompt: str, trial: Trial | None
+) -> Desk:  # fmt: skip
     access: Json = node.params["access"]
     specs: dict[str, BlackBox] = {}
     clients: dict[str, Teacher] = {}
@@ -117,18 +129,36 @@ def _desk(node: NodeContext, ledger: CallLedger, worlds: dict[str, Environment],
                 pass
             case _:
                 raise StateError(f"{node.id}: teacher {name} is of kind {spec.kind}, which is not asked in words")
-    return Desk(specs, clients, prompt, _trial(node, worlds))
+    judge: Judge | None = None
+    if trial is not None:
+        judge = lambda ask, content: trial.worth(ask.problem, ask.candidates[0], content)  # noqa: E731
+    return Desk(specs, clients, prompt, judge)
 
 
-def _trial(node: NodeContext, worlds: dict[str, Environment]) -> Judge | None:
-    """Return how good a correction is, where an ensemble keeps the best one."""
-    if "reward" not in node.params:
+def _trial(node: NodeContext, worlds: dict[str, Environment]) -> Trial | None:
+    """Return where corrections are tried, if any are asked for."""
+    if node.params["signal"] != "sample":
         return None
     adapter: TypeAdapter[Verifier] = TypeAdapter(Verifier)
     specs = {name: adapter.validate_python(spec) for name, spec in node.params["verifiers"].items()}
     made = {name: verifier_for(name, spec) for name, spec in specs.items()}
-    trial = Trial(worlds, made, Reward.model_validate(node.params["reward"]))
-    return lambda ask, content: trial.worth(ask.problem, ask.candidates[0], content)
+    return Trial(worlds, made, Reward.model_validate(node.params["reward"]))
+
+
+def _held(
+    node: NodeContext, trial: Trial | None, asks: Sequence[Ask], signals: Sequence[TeacherSignal]
+) -> dict[str, bool]:  # fmt: skip
+    """Return by signal whether its correction is a success in the world, where that can be said."""
+    found: dict[str, bool] = {}
+    for done, (ask, signal) in enumerate(zip(asks, signals, strict=True)):
+        if trial is None or signal.content is None:
+            continue
+        if node.stop():
+            raise Interrupted(f"{node.id}: asked to stop; what was answered is kept")
+        node.progress("trying corrections", done / len(asks), {})
+        if (held := trial.holds(ask.problem, ask.candidates[0], signal.content)) is not None:
+            found[signal.id] = held
+    return found
 
 
 def _setting(node: NodeContext, ledger: CallLedger, name: str, spec: OpenAITeacher) -> Setting:
@@ -150,7 +180,7 @@ def _summary(
     signals: list[TeacherSignal],
     skipped: dict[str, int],
     routed: Routed,
-    by_id: dict[str, Trajectory],
+    evidence: Evidence,
 ) -> Json:
     return {
         "signal": node.params["signal"],
@@ -161,12 +191,13 @@ def _summary(
         "skipped": skipped,
         "rules": {str(i): n for i, n in sorted(routed.rules.items())},
         "by_default": dict(sorted(routed.by_default.items())),
-        "scorecard": scorecard(signals, by_id),
+        "scorecard": scorecard(signals, evidence),
     }
 
 
 def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk, paid: Spent) -> Outcome:
     notes = [_card_words(name, card) for name, card in told["scorecard"].items()]
+    notes += [words for name, card in told["scorecard"].items() for words in _absent_words(name, card)]
     if told["skipped"]:
         notes.append("not asked about: " + ", ".join(f"{n} {why}" for why, n in told["skipped"].items()))
     if told["marked"]:
@@ -193,10 +224,24 @@ def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk, paid: Spent) 
     )
 
 
+def _absent_words(name: str, card: Json) -> list[str]:
+    """Return a sentence for each member of an ensemble that answered less than it was asked."""
+    return [
+        f"{name}: its member {member} gave no answer to {sum(told['failures'].values())} of {card['asked']} questions "
+        f"({_listed(told['failures'])}; for example {told['example'][:_SHOWN]})"
+        for member, told in card["absent"].items()
+    ]
+
+
+def _listed(failures: Json) -> str:
+    return ", ".join(f"{n} {why}" for why, n in failures.items())
+
+
 def _card_words(name: str, card: Json) -> str:
-    failed = ", ".join(f"{n} {why}" for why, n in card["failures"].items())
+    failed = _listed(card["failures"])
     words = f"{name} ({card['revision']}): {card['answered']} of {card['asked']} questions answered"
     words += f" ({failed})" if failed else ""
+    words += f", {card['asked_again']} asked for anew as they could not be read" if card["asked_again"] else ""
     if (rate := card["agreement"]["rate"]) is not None:
         words += f", agrees with the verifiers in {rate:.0%} of {card['agreement']['judged']} comparisons"
     return words + (f", ${card['usd']:.4f}" if card["usd"] else "")

@@ -18,14 +18,17 @@ def render_teachers(found: Sequence[Mapping[str, Any]]) -> str:
         return ""
     hint = (
         "A score counts as agreeing where 0.5 or more goes with a success, an order in each pair of a success and a "
-        "failure, a critique where an error is named in failures alone."
+        "failure, a critique where an error is named in failures alone, a correction where it is a success in the world, "
+        "scores of calls in each pair of a call of which a success came and one of which failures alone did."
     )
     return f'<h2>Teachers</h2>{table(_HEAD, rows, (4, 5, 7, 8))}<p class="hint">{hint}</p>'
 
 
 def _row(found: Mapping[str, Any], name: str, card: Mapping[str, Any]) -> list[str]:
     agreement = card["agreement"]
-    failures = ", ".join(f"{n} {why}" for why, n in card["failures"].items())
+    failures = "; ".join(
+        [_listed(card["failures"]), *(f"{m}: {_listed(told['failures'])}" for m, told in card["absent"].items())]
+    ).removeprefix("; ")
     rate = "–" if agreement["rate"] is None else f"{agreement['rate']:.1%} of {agreement['judged']}"
     kinds = ", ".join(f"{kind} {agreed / judged:.0%}" for kind, (agreed, judged) in agreement["by_type"].items())
     return [
@@ -33,3 +36,7 @@ def _row(found: Mapping[str, Any], name: str, card: Mapping[str, Any]) -> list[s
         cell(card["answered"]), cell(failures or "–"), cell(float(card["usd"]), ",.4f"),
         cell(card["usd_per_signal"], ",.4f"), cell(rate), cell(kinds or "–"),
     ]  # fmt: skip
+
+
+def _listed(failures: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {why}" for why, n in failures.items())

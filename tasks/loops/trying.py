@@ -27,11 +27,26 @@ class Trial:
 
     def worth(self, problem: Problem, own: Trajectory, content: Json) -> float:
         """Return the reward that the verifiers give a correction: success first, since it outweighs all else."""
+        made = self._judged(problem, own, content)
+        return UNUSABLE if made is None or made.reward is None else made.reward
+
+    def holds(self, problem: Problem, own: Trajectory, content: Json) -> bool | None:
+        """Return whether every call of a correction can be made and the verifiers call it a success.
+
+        None where the world cannot be run, or nobody can judge it.
+        """
+        made = self._judged(problem, own, content)
+        if made is None or made.success is None:
+            return None
+        usable = not any(turn.call is not None and turn.call.error for turn in made.turns[content["keep"] :])
+        return made.success and usable and made.status == "finished"
+
+    def _judged(self, problem: Problem, own: Trajectory, content: Json) -> Trajectory | None:
         found = boundary("correction", lambda: self._played(problem, own, content))
         if isinstance(found, Failure):
-            return UNUSABLE
+            return None
         judge(found, problem, self.verifiers, self.reward)
-        return UNUSABLE if found.reward is None else found.reward
+        return found
 
     def _played(self, problem: Problem, own: Trajectory, content: Json) -> Trajectory:
         environment = self.environments[problem.environment]

@@ -2,15 +2,36 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from specs.records import TeacherSignal, Trajectory
+from specs.records import TeacherSignal, ToolCall, Trajectory
+from tasks.teachers.asking import call_key, state_key
 
 Json = dict[str, Any]
 
 
-def scorecard(signals: Sequence[TeacherSignal], trajectories: Mapping[str, Trajectory]) -> Json:
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What answers are compared with: what the verifiers said."""
+
+    trajectories: Mapping[str, Trajectory]
+    """All that were asked about, and the others of the same problems."""
+    held: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """Whether a correction was a success in the world, by signal."""
+
+    def of_problem(self) -> dict[str, list[Trajectory]]:
+        """Return the trajectories by problem."""
+        found: dict[str, list[Trajectory]] = {}
+        for trajectory in self.trajectories.values():
+            found.setdefault(trajectory.problem_id, []).append(trajectory)
+        return found
+
+
+def scorecard(signals: Sequence[TeacherSignal], evidence: Evidence) -> Json:
     """Return, by teacher: questions, answers, failures by reason, cost, agreement with verifiers by problem type."""
+    groups = evidence.of_problem()
+    counts = {s.id: compared(s, evidence, groups.get(s.problem_id, ())) for s in signals}
     cards: Json = {}
     for teacher in sorted({s.teacher for s in signals}):
         own = [s for s in signals if s.teacher == teacher]
@@ -20,17 +41,26 @@ def scorecard(signals: Sequence[TeacherSignal], trajectories: Mapping[str, Traje
             "revision": own[0].revision,
             "asked": len(own),
             "answered": len(used),
-            "failures": dict(sorted(Counter(reason(s) for s in own if s.content is None).items())),
+            "failures": _counted(s.failure for s in own if s.content is None),
+            "absent": _absent(own),
+            "asked_again": sum(s.again for s in own),
             "usd": round(usd, 6),
             "usd_per_signal": round(usd / len(used), 6) if used else None,
-            "agreement": _agreement(used, trajectories),
+            "agreement": _agreement(used, counts),
         }
     return cards
 
 
-def reason(signal: TeacherSignal) -> str:
-    """Return the word for why there is no content."""
-    return (signal.failure or "").partition(":")[0]
+def _counted(failures: Iterable[str | None]) -> dict[str, int]:
+    """Return how often there was no answer, by the word for why."""
+    return dict(sorted(Counter((why or "").partition(":")[0] for why in failures).items()))
+
+
+def _absent(signals: Sequence[TeacherSignal]) -> Json:
+    """Return, by member of an ensemble, how often it gave no answer by reason, and an example."""
+    members = sorted({m for s in signals for m in s.absent})
+    said = {m: [s.absent[m] for s in signals if m in s.absent] for m in members}
+    return {m: {"failures": _counted(why), "example": why[0]} for m, why in said.items()}
 
 
 def tallies(cards: Iterable[Json]) -> dict[tuple[str, str], tuple[int, int]]:
@@ -44,11 +74,11 @@ def tallies(cards: Iterable[Json]) -> dict[tuple[str, str], tuple[int, int]]:
     return found
 
 
-def _agreement(signals: Sequence[TeacherSignal], trajectories: Mapping[str, Trajectory]) -> Json:
+def _agreement(signals: Sequence[TeacherSignal], counts: Mapping[str, tuple[int, int]]) -> Json:
     """Return how many comparisons with verdicts there were, and in how many the teacher said the same."""
     by_type: dict[str, list[int]] = {}
     for signal in signals:
-        agreed, judged = compared(signal, trajectories)
+        agreed, judged = counts[signal.id]
         if judged:
             tally = by_type.setdefault(signal.problem_type, [0, 0])
             tally[0] += agreed
@@ -58,13 +88,15 @@ def _agreement(signals: Sequence[TeacherSignal], trajectories: Mapping[str, Traj
     return {"rate": rate, "judged": judged, "by_type": dict(sorted(by_type.items()))}
 
 
-def compared(signal: TeacherSignal, trajectories: Mapping[str, Trajectory]) -> tuple[int, int]:
+def compared(signal: TeacherSignal, evidence: Evidence, group: Sequence[Trajectory]) -> tuple[int, int]:
     """Return (agreed, comparisons) of one answer with what the verifiers said; (0, 0) where they say nothing of it.
 
     A score is one comparison (0.5 or more is a success), an order one for each pair of a success and a failure (a tie
-    is no agreement), a critique one (a failure has a turn that is called an error, a success has none).
+    is no agreement), a critique one (a failure has a turn that is called an error, a success has none), a correction
+    one (it was a success in the world). Scores of calls are one for each pair of a call of which a success came and one of which
+    failures alone did, in that state of the problem's trajectories, which are `group`.
     """
-    content = signal.content
+    content, trajectories = signal.content, evidence.trajectories
     if content is None:
         return 0, 0
     success = [trajectories[t].success for t in signal.trajectories if t in trajectories]
@@ -76,6 +108,10 @@ def compared(signal: TeacherSignal, trajectories: Mapping[str, Trajectory]) -> t
             return int(error != success[0]), 1
         case "rank":
             return _pairs(content["tiers"], trajectories)
+        case "sample" if signal.id in evidence.held:
+            return int(evidence.held[signal.id]), 1
+        case "action" if signal.turn is not None and signal.trajectories[0] in trajectories:
+            return _choices(content, trajectories[signal.trajectories[0]], signal.turn, group)
         case _:
             return 0, 0
 
@@ -85,3 +121,23 @@ def _pairs(tiers: Sequence[Sequence[str]], trajectories: Mapping[str, Trajectory
     good = [t for t in place if trajectories[t].success is True]
     bad = [t for t in place if trajectories[t].success is False]
     return sum(place[g] < place[b] for g in good for b in bad), len(good) * len(bad)
+
+
+def _choices(content: Json, own: Trajectory, turn: int, group: Sequence[Trajectory]) -> tuple[int, int]:
+    past = state_key(own, turn)
+    succeeded: dict[str, bool] = {}
+    """By call that was made in this state, whether a success came of it."""
+    for other in group:
+        call = other.turns[turn].call if len(other.turns) > turn else None
+        if call is not None and other.success is not None and state_key(other, turn) == past:
+            succeeded[call_key(call)] = succeeded.get(call_key(call), False) or other.success
+    worth = {_key(c): score for c, score in zip(content["candidates"], content["scores"], strict=True)}
+    if content["best"] is not None:
+        worth[_key(content["best"])] = float("inf")
+    good = [worth[key] for key, well in succeeded.items() if well and key in worth]
+    bad = [worth[key] for key, well in succeeded.items() if not well and key in worth]
+    return sum(g > b for g in good for b in bad), len(good) * len(bad)
+
+
+def _key(call: Mapping[str, Any]) -> str:
+    return call_key(ToolCall(call["name"], call["arguments"], ""))

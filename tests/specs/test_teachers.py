@@ -52,6 +52,8 @@ def teachers(*roster: str, routing: str = "", learns: str = LEARNS) -> list[tupl
         (teachers(CLERK, routing="  - {when: \"problem.type == 'mail'\", reject: true}\n  - {teachers: {clerk: 1}}\n"), "routing[0].reject: only the last rule may reject"),
         (teachers(CLERK, routing="  - {teachers: {clerk: 1}, reject: true}\n"), "routing[0]: expected either teachers, or reject: true"),
         (teachers(CLERK, routing="  - {teachers: {clerk: 1}, history: {}}\n"), "routing[0].history: has no effect with one teacher"),
+        (teachers(CLERK, CLOSED, routing="  - {teachers: {clerk: 1, closed: 1}, history: {}}\n"), "routing[0].history: moves nothing: no stage asks by these rules, in words, after others were asked"),
+        (teachers("old: {kind: earlier_self}", "older: {kind: earlier_self}", routing="  - {teachers: {old: 1, older: 1}, history: {}}\n"), "routing[0].history: moves nothing"),
         (teachers(CLERK, CLOSED), "stages[2].algorithm: which teacher is asked? Write routing, or teachers: {clerk: 1.0}"),
         (teachers(CLERK, learns="  - {id: learn, algorithm: {type: from_teacher, teachers: {clrk: 1}}, data: [train]}\n"), "stages[2].algorithm.teachers.clrk: found 'clrk'"),
         (teachers(CLERK, learns="  - {id: learn, algorithm: {type: from_teacher, signal: action}, data: [train]}\n"), "stages[2].algorithm: needs action, but clerk gives sample, rank, score; ask others, or write signal: rank"),
@@ -90,6 +92,31 @@ def test_a_written_key_is_never_repeated(tmp_path: Path) -> None:
         )
         assert "sk-canary" not in told
         assert "${env:API_KEY}" in told
+
+
+@pytest.mark.parametrize(
+    "learns",
+    [
+        LEARNS.replace("from_teacher", "from_teacher, rounds: 2"),
+        LEARNS + LEARNS.replace("learn", "again").replace("again,", "again, from: learn,"),
+    ],
+)
+def test_a_history_of_earlier_answers_may_move_weights(tmp_path: Path, learns: str) -> None:
+    routing = "  - {teachers: {clerk: 1, closed: 1}, history: {}}\n"
+    assert load(tmp_path, *teachers(CLERK, CLOSED, routing=routing, learns=learns)).program.routing[0].history
+
+
+def test_a_share_of_failures_that_no_ensemble_reads_is_told(tmp_path: Path) -> None:
+    two = "two: {kind: ensemble, members: {clerk: 1, closed: 1}, gives: [score]}"
+    asks_two = LEARNS.replace("from_teacher", "from_teacher, signal: score, teachers: {two: 1}")
+    shared = CLOSED.replace("gives", "failure_share: 0.5, gives")
+    told = load(tmp_path, *teachers(CLERK, shared, two, learns=asks_two)).warnings
+    assert any(
+        "teachers.closed.failure_share: is not read: closed is asked as a member of two alone" in str(w) for w in told
+    )
+    alone = LEARNS.replace("from_teacher", "from_teacher, teachers: {closed: 1}").replace("learn", "again")
+    told = load(tmp_path, *teachers(CLERK, shared, two, learns=asks_two + alone)).warnings
+    assert not any("failure_share" in str(w) for w in told)
 
 
 def test_teachers_that_nobody_asks_are_named(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from tasks.teachers.budget import Caps, prompt_tokens
 from tasks.teachers.ledger import CallLedger, Returned
 from tasks.teachers.reading import Unreadable
 from tasks.teachers.routing import drawn, require_teachers, route, rules_of, weights_of
-from tasks.teachers.scorecard import scorecard, tallies
+from tasks.teachers.scorecard import Evidence, scorecard, tallies
 from tests.tasks.teachers.asked import problem, trajectory
+from tests.tasks.teachers.test_asks import tried, turn
+from tests.tasks.tokens.kinds import KINDS, tokenizer
 
 
 def test_a_call_without_an_end_counts_as_reserved(tmp_path: Path) -> None:
@@ -81,9 +83,28 @@ def test_the_first_of_two_answers_counts(tmp_path: Path) -> None:
     assert (ledger.answer("k") or Returned("")).text == "one"
 
 
-def test_tokens_are_rather_counted_too_high() -> None:
-    assert prompt_tokens([{"role": "user", "content": "four words stand here"}]) >= 5
-    assert prompt_tokens([{"role": "user", "content": "日本語"}]) >= 3
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "text",
+    ["four words stand here", '{"a":[{"b":1},{}]}' * 9, "0123456789" * 9, "日本語🗼" * 9],
+    ids=["words", "json", "digits", "cjk"],
+)
+def test_no_vocabulary_makes_more_tokens_of_a_text_than_are_reserved(kind: str, text: str) -> None:
+    assert len(tokenizer(kind).ids(text)) <= prompt_tokens([{"role": "user", "content": text}])
+
+
+def test_more_is_reserved_where_more_was_counted_than_expected(tmp_path: Path) -> None:
+    ledger = CallLedger(tmp_path / "calls.jsonl")
+    lost = ledger.begin("k0", 1, "big", "node", 1.0, Caps())
+    ledger.end("k0", lost, Returned("deadline", usd=9.0, counted=False))
+    assert ledger.reserved(ledger.begin("k1", 1, "big", "node", 1.0, Caps())) == 1.0, "a guess teaches nothing"
+    for key, usd in (("k2", 1.5), ("k3", 3.0), ("k4", 0.1)):
+        ledger.end(key, ledger.begin(key, 1, "big", "node", 1.0, Caps()), Returned("ok", "x", usd=usd))
+    again = CallLedger(tmp_path / "calls.jsonl")
+    assert again.reserved(again.begin("k5", 1, "big", "node", 1.0, Caps())) == pytest.approx(3.0)
+    assert again.reserved(again.begin("k5", 1, "small", "node", 1.0, Caps())) == 1.0
+    with pytest.raises(TeacherError, match=r"may cost \$6\.0000"):
+        again.check("big", 2.0, Caps(usd=again.spent("big").usd + 5.9))
 
 
 SCORES: dict[str, Any] = {
@@ -213,10 +234,58 @@ def test_a_scorecard_compares_with_the_verifiers() -> None:
         signal("score", None, 3, failure="unreadable: no JSON"),
         signal("score", None, 3, failure="empty_length"),
     ]
-    card = scorecard(signals, known)["big"]
+    card = scorecard(signals, Evidence(known))["big"]
     assert (card["asked"], card["answered"]) == (7, 5)
     assert card["failures"] == {"empty_length": 1, "unreadable": 1}
     assert card["usd_per_signal"] == pytest.approx(0.7 / 5)
     assert card["agreement"] == {"rate": round(5 / 8, 4), "judged": 8, "by_type": {"stock": [5, 8]}}
     assert tallies([{"big": card}, {"big": card}]) == {("big", "stock"): (10, 16)}
     json.dumps(card)
+
+
+def test_a_correction_agrees_where_it_held_in_the_world() -> None:
+    known = {f"t{i}": trajectory(i, success=False) for i in range(3)}
+    fix = {"keep": 0, "calls": [{"name": "finish", "arguments": {}}]}
+    signals = [signal("sample", fix, i) for i in range(3)]
+    held = {signals[0].id: True, signals[1].id: False}
+    assert scorecard(signals, Evidence(known, held))["big"]["agreement"] == {
+        "rate": 0.5,
+        "judged": 2,
+        "by_type": {"stock": [1, 2]},
+    }
+
+
+def scored(scores: dict[str, float], best: str | None = None) -> TeacherSignal:
+    calls = [{"name": "look", "arguments": {"at": at}} for at in scores]
+    named = None if best is None else {"name": "look", "arguments": {"at": best}}
+    made = signal("action", {"candidates": calls, "scores": list(scores.values()), "best": named}, 0)
+    made.turn = 1
+    return made
+
+
+@pytest.mark.parametrize(
+    ("said", "tally"),
+    [
+        (scored({"a": 0.9, "b": 0.1}), (1, 1)),
+        (scored({"a": 0.1, "b": 0.9}), (0, 1)),
+        (scored({"a": 0.5, "b": 0.5}), (0, 1)),
+        (scored({"a": 0.1, "b": 0.9}, best="a"), (1, 1)),
+        (scored({"a": 0.9, "b": 0.1}, best="b"), (0, 1)),
+        (scored({"a": 0.9}, best="b"), (0, 1)),
+        (scored({"a": 0.9, "c": 0.1}), (0, 0)),
+        (scored({"a": 0.9}, best="d"), (0, 0)),
+    ],
+)
+def test_scores_of_calls_are_compared_with_what_came_of_them(said: TeacherSignal, tally: tuple[int, int]) -> None:
+    """In the state of turn 1 a success came of `a` and only a failure of `b`; elsewhere it is another state."""
+    start = turn("look", at="start")
+    ways: dict[str, tuple[str, str, bool]] = {
+        "t0": ("start", "a", False), "t1": ("start", "a", True), "t2": ("start", "b", False), "t3": ("other", "b", True),
+    }  # fmt: skip
+    known = {
+        name: tried(name, start if first == "start" else turn("look", at=first), turn("look", at=then), success=won)
+        for name, (first, then, won) in ways.items()
+    }
+    said.problem_id = "p"
+    card = scorecard([said], Evidence(known))["big"]["agreement"]
+    assert (card["by_type"].get("stock", [0, 0]), card["judged"]) == (list(tally), tally[1])
