@@ -69,27 +69,27 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("data.apart", 1, "flows.work.data:apart", False, estimates.apart),
     NodeKind("policy.init", 1, "flows.work.policy:init", True, estimates.init, ("path", "adapter.path", *_PLACES)),
     NodeKind("policy.registered", 1, "flows.work.promotion:registered", False, estimates.registered, ("folder",)),
-    NodeKind("train.sft", 3, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
+    NodeKind("train.sft", 4, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
     NodeKind(
         "collect", 3, "flows.work.supervised:collect", True, estimates.collect,
         (*_TRAINING_ONLY, *_WEIGHING_ONLY, "algorithm.rounds", *_PLACES), "collect.json",
     ),
     NodeKind(
-        "train.rft", 2, "flows.work.supervised:rft", True, estimates.rft,
+        "train.rft", 3, "flows.work.supervised:rft", True, estimates.rft,
         (*_SAMPLING_ONLY, *_PLACES, "data"), trains=True, needs=("collect",),
     ),
     NodeKind(
-        "train.reward_weighted", 2, "flows.work.supervised:weighted", True, estimates.weighted,
+        "train.reward_weighted", 3, "flows.work.supervised:weighted", True, estimates.weighted,
         (*_SAMPLING_ONLY, *_PLACES, "algorithm.require_success", "data"), trains=True, needs=("collect",),
     ),
     NodeKind("pairs", 2, "flows.work.preference:pairs", True, estimates.pairs, _PLACES),
     NodeKind(
-        "train.preference", 2, "flows.work.preference:train", True, estimates.preference,
+        "train.preference", 3, "flows.work.preference:train", True, estimates.preference,
         (*_PAIRING_ONLY, *_PLACES, "data"), trains=True, needs=("pairs",),
     ),
     NodeKind("turns", 1, "flows.work.reward_models:turns", True, estimates_of_rewards.turns, _PLACES),
     NodeKind(
-        "train.reward_model", 2, "flows.work.reward_models:train", True, estimates_of_rewards.reward_model,
+        "train.reward_model", 3, "flows.work.reward_models:train", True, estimates_of_rewards.reward_model,
         (*_PAIRING_ONLY, "algorithm.pairing.at_least", "algorithm.turns", *_PLACES, "data"),
     ),
     NodeKind(
@@ -117,15 +117,15 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("rollouts", 1, "flows.work.lessons:rollouts", True, estimates_of_ladder.rollouts, _PLACES),
     NodeKind("lessons", 1, "flows.work.lessons:take", True, estimates_of_ladder.lessons, (*_PLACES, "algorithm", "draws")),
     NodeKind(
-        "train.corrected", 1, "flows.work.lessons:corrected", True, estimates_of_ladder.corrected,
+        "train.corrected", 2, "flows.work.lessons:corrected", True, estimates_of_ladder.corrected,
         (*_PLACES, "data", "draws"), trains=True, needs=("lessons",),
     ),
     NodeKind(
-        "train.listwise", 2, "flows.work.lessons:listwise", True, estimates_of_ladder.listwise,
+        "train.listwise", 3, "flows.work.lessons:listwise", True, estimates_of_ladder.listwise,
         (*_PLACES, "draws"), trains=True, needs=("teach",),
     ),
     NodeKind(
-        "train.practised", 2, "flows.work.lessons:practised", True, estimates_of_ladder.listwise, _PLACES,
+        "train.practised", 3, "flows.work.lessons:practised", True, estimates_of_ladder.listwise, _PLACES,
         trains=True, needs=("teach",),
     ),
     NodeKind("evaluate", 2, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES, needs=("policy",)),
