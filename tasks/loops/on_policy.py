@@ -166,7 +166,7 @@ def _train(
     spec, step, began = stage.spec, len(report.curve), time.monotonic()
     trajectories, stats = drawn.collected.trajectories, drawn.stats
     figures = rollout_figures(trajectories, stats) | overlong_figures(trajectories, spec) | drawn.figures()
-    check_cut(figures, spec, step)
+    check_cut(figures, spec, report.curve, learner.optimizer.learning_rate)
     rows, dropped = _rows(stage, drawn)
     fresh, extra = list(rows.rows), _extra(learner, stage, drawn, step)
     rows.rows += extra.rows

@@ -38,7 +38,8 @@ def fit(model, rows, spec, learning_rate, *, per_step=8, epochs=2, mean="token",
 def sides(policy, rows):
     """Return pairs of rows, the chosen side first, with the policy's own logprobs as the reference."""
     made = [
-        replace(row, pair=str(i // 2), preferred=i % 2 == 0, alone=False) for i, row in enumerate(rows[: len(rows) // 2 * 2])
+        replace(row, pair=str(i // 2), preferred=i % 2 == 0, alone=False)
+        for i, row in enumerate(rows[: len(rows) // 2 * 2])
     ]
     for row, values in zip(made, Learner(policy.model, Optimizer(learning_rate=1.0), 1).logprobs(made), strict=True):
         row.reference_logprobs = values
@@ -110,7 +111,9 @@ def test_a_policy_from_nothing_begins_at_a_guess_and_is_let_alone():
 def test_the_median_of_the_last_steps_decides():
     start, high = 0.1, 0.1 + MARGIN + 0.1
     COIN.check([start, high, high, high, high], [], 5)
-    with pytest.raises(TrainingError, match=r"step 6: .*a judgement costs 1\.20 nats .*0\.10 in the first step and 0\.70"):
+    with pytest.raises(
+        TrainingError, match=r"step 6: .*a judgement costs 1\.20 nats .*0\.10 in the first step and 0\.70"
+    ):
         COIN.check([start, *[high] * WINDOW], [], 6)
     COIN.check([start, high, high, start, start, start], [], 6)
     COIN.check([start, *[0.69] * 19], [], 20)
@@ -132,5 +135,3 @@ def test_what_is_rejected_may_fall_far_and_not_farther():
     COIN.check(costs, [2.0, *[2.0 + FAR] * 5], 6)
     with pytest.raises(TrainingError, match=r"a token of the rejected side costs 22\.1 nats .*2\.00 in the first step"):
         COIN.check(costs, [2.0, *[2.1 + FAR] * 5], 6)
-
-
