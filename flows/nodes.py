@@ -23,7 +23,7 @@ _PAIRING_ONLY = tuple(f"algorithm.pairing.{name}" for name in _PAIRING)
 _UPDATE = (
     "steps problems_per_step optimizer updates_per_batch aggregation token_budget clip_low clip_high dual_clip"
     " ratio_low ratio_high kl_coef kl entropy_coef correction resample decay replay curriculum distill adversarial best_of"
-    " critic gae_lambda length_adaptive value_lambda whiten ratio drift_low drift_high"
+    " critic gae_lambda length_adaptive value_lambda whiten turn_rewards ratio drift_low drift_high"
     " max_flat_steps max_truncated max_logprob_gap max_missing_logprobs"
     " form privileged redistribute gated success_distill snapshot guard experience experience_per_step"
 )
@@ -71,7 +71,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("policy.registered", 1, "flows.work.promotion:registered", False, estimates.registered, ("folder",)),
     NodeKind("train.sft", 4, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
     NodeKind(
-        "collect", 3, "flows.work.supervised:collect", True, estimates.collect,
+        "collect", 4, "flows.work.supervised:collect", True, estimates.collect,
         (*_TRAINING_ONLY, *_WEIGHING_ONLY, "algorithm.rounds", *_PLACES), "collect.json",
     ),
     NodeKind(

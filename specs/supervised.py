@@ -57,7 +57,8 @@ class RFT(Spec):
     max_tool_errors: Annotated[int, Field(ge=0)] | None = None
     """Most tool errors of a trajectory that is used."""
     min_gain: Annotated[float, Field(ge=0.0)] = 0.0
-    """Gain of the share of problems with a success below which later rounds are left out."""
+    """Gain of the share of problems with a success, from round to round, below which later rounds are left out: where the
+    upper end of its 95 % interval is. All rounds draw the same problems, and are compared problem by problem."""
     epochs: Positive = 1.0
     batch: SupervisedBatch = SupervisedBatch(tokens=4096)
     optimizer: Optimizer = Optimizer(learning_rate=3e-4)

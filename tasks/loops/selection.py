@@ -1,7 +1,7 @@
 """Rejection sampling: which of the policy's own trajectories become examples, and why the others do not."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,8 @@ from specs.errors import TrainingError
 from specs.records import Trajectory
 from specs.supervised import RFT, RewardWeighted
 from tasks.episodes.shards import tool_errors
+from tasks.statistics.intervals import Interval
+from tasks.statistics.paired import tango_interval
 
 
 @dataclass(slots=True)
@@ -30,7 +32,7 @@ class Selection:
         return self.positive_problems / self.problems if self.problems else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; `pass_rates` as a histogram in tenths."""
+        """Return plain data, `pass_rates` also as a histogram in tenths."""
         histogram = [0] * 11
         for rate in self.pass_rates.values():
             histogram[int(rate * 10)] += 1
@@ -40,6 +42,7 @@ class Selection:
             "problems": self.problems,
             "positive_problems": self.positive_problems,
             "positive_problem_rate": self.positive_rate,
+            "pass_rates": self.pass_rates,
             "pass_rate_histogram": histogram,
         }
 
@@ -96,6 +99,19 @@ def require_positives(selection: Selection, spec: RFT | RewardWeighted, stage: s
         f"{selection.problems} problems were solved at all). Ways out: train on demonstrations first (sft), draw more "
         f"samples (now {spec.samples}), choose easier problems, or {lower}"
     )
+
+
+def gain(before: Mapping[str, float], now: Mapping[str, float]) -> Interval:
+    """Return how much the share of problems with a success rose, with its 95 % interval, paired by problem.
+
+    From the success rates of both rounds; a problem without a valid trajectory in either takes no part. With no problem in
+    common the interval is all there is.
+    """
+    common = [(before[p] > 0, now[p] > 0) for p in before.keys() & now.keys()]
+    if not common:
+        return Interval(0.0, -1.0, 1.0)
+    solved, lost = sum(not b and a for b, a in common), sum(b and not a for b, a in common)
+    return tango_interval(solved, lost, len(common))
 
 
 def _by_problem(trajectories: Sequence[Trajectory]) -> tuple[Selection, dict[str, list[Trajectory]]]:

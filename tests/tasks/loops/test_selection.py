@@ -5,7 +5,9 @@ import pytest
 from specs.errors import TrainingError
 from specs.records import Observation, Status, ToolCall, Turn
 from specs.supervised import RFT, RewardWeighted
-from tasks.loops.selection import require_positives, select, select_weighted
+from tasks.loops.selection import gain, require_positives, select, select_weighted
+from tasks.statistics.intervals import Interval
+from tasks.statistics.paired import tango_interval
 from tests.tasks.learning.test_rows import A, U, trajectory
 
 EXAMPLE = [
@@ -35,6 +37,16 @@ def test_worked_example_of_selection():
     assert chosen.dropped == {"below_threshold": 3, "outside_band": 2, "beyond_top_k": 1}
     assert chosen.positive_rate == pytest.approx(2 / 3)
     assert chosen.to_json()["pass_rate_histogram"] == [1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1]
+
+
+def test_rounds_are_compared_on_the_problems_that_they_share():
+    before = {"a": 0.5, "b": 0.0, "c": 0.25, "d": 0.0, "gone": 1.0}
+    now = {"a": 0.25, "b": 0.25, "c": 0.0, "d": 1.0, "new": 1.0}
+    found = gain(before, now)
+    assert (found.estimate, found.n) == (0.25, 4)
+    assert found == tango_interval(2, 1, 4)
+    assert found.low < 0 < found.high
+    assert gain({"a": 1.0}, {"b": 1.0}) == Interval(0.0, -1.0, 1.0)
 
 
 def test_what_was_cut_never_counts_as_an_answer():
