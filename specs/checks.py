@@ -177,7 +177,11 @@ def credited(c: Checks, path: KeyPath, stage: Stage) -> None:
     asked = [c.program.verifiers.get(name) for name in c.program.reward.soft]
     by_turn = [
         v.kind == "process"
-        or (isinstance(v, RewardModelVerifier) and v.turns == "mean" and getattr(makers.get(v.stage), "learns", "") == "turns")
+        or (
+            isinstance(v, RewardModelVerifier)
+            and v.turns == "mean"
+            and getattr(makers.get(v.stage), "learns", "") == "turns"
+        )
         for v in asked
         if v is not None
     ]

@@ -103,7 +103,11 @@ def _by_turn(trajectory: Trajectory, verdicts: Mapping[str, Verdict], reward: Re
     earned = [own * capped(whole, reward.process_cap) / whole if whole else own for own in calls]
     for name, weight in reward.soft.items():
         scores = turn_scores(verdicts[name], len(trajectory.turns))
-        earned = [own + weight * score / len(scores) for own, score in zip(earned, scores, strict=True)] if scores else earned
+        earned = (
+            [own + weight * score / len(scores) for own, score in zip(earned, scores, strict=True)]
+            if scores
+            else earned
+        )
     return earned
 
 

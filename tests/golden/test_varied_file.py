@@ -39,15 +39,26 @@ def cispo(rng):
         "two_sided": [0.2, 0.28],
         "upper_cap": 5.0,
     }
-    ratio = [[exp(p - q) for p, q in zip(a, b, strict=True)] for a, b in zip(inputs["logp"], inputs["old_logp"], strict=True)]
+    ratio = [
+        [exp(p - q) for p, q in zip(a, b, strict=True)] for a, b in zip(inputs["logp"], inputs["old_logp"], strict=True)
+    ]
     count = sum(map(sum, inputs["mask"]))
     expected = {"ratio": ratio}
     for name, low, high in (("two_sided", 0.8, 1.28), ("upper_cap", 0.0, 5.0)):
-        weight = [[m * clip(r, low, high) for r, m in zip(rs, ms, strict=True)] for rs, ms in zip(ratio, inputs["mask"], strict=True)]
-        pairs = [(w, a[0], p) for ws, a, ps in zip(weight, inputs["advantage"], inputs["logp"], strict=True) for w, p in zip(ws, ps, strict=True)]
+        weight = [
+            [m * clip(r, low, high) for r, m in zip(rs, ms, strict=True)]
+            for rs, ms in zip(ratio, inputs["mask"], strict=True)
+        ]
+        pairs = [
+            (w, a[0], p)
+            for ws, a, ps in zip(weight, inputs["advantage"], inputs["logp"], strict=True)
+            for w, p in zip(ws, ps, strict=True)
+        ]
         expected[f"weight_{name}"] = weight
         expected[f"loss_{name}"] = sum(-w * a * p for w, a, p in pairs) / count
-        expected[f"grad_wrt_logp_{name}"] = [[-w * a[0] / count for w in ws] for ws, a in zip(weight, inputs["advantage"], strict=True)]
+        expected[f"grad_wrt_logp_{name}"] = [
+            [-w * a[0] / count for w in ws] for ws, a in zip(weight, inputs["advantage"], strict=True)
+        ]
     return inputs, expected
 
 
@@ -61,7 +72,9 @@ def dapo_clip(rng):
         "eps_high": 0.28,
         "dual_clip_c": 3.0,
     }
-    ratio = [[exp(p - q) for p, q in zip(a, b, strict=True)] for a, b in zip(inputs["logp"], inputs["old_logp"], strict=True)]
+    ratio = [
+        [exp(p - q) for p, q in zip(a, b, strict=True)] for a, b in zip(inputs["logp"], inputs["old_logp"], strict=True)
+    ]
     token = [
         [m * max(-a[0] * r, -a[0] * clip(r, 0.8, 1.28)) for r, m in zip(rs, ms, strict=True)]
         for rs, a, ms in zip(ratio, inputs["advantage"], inputs["mask"], strict=True)
@@ -182,7 +195,10 @@ def gigpo(rng):
         return found
 
     episodes, rows = [whole[n] for n in names], [list(whole.values())] * len(names)
-    states = [[g for g, b in zip(returns, inputs["anchor_observation"], strict=True) if b == a] for a in inputs["anchor_observation"]]
+    states = [
+        [g for g, b in zip(returns, inputs["anchor_observation"], strict=True) if b == a]
+        for a in inputs["anchor_observation"]
+    ]
     by_trajectory, by_row = centred(episodes, rows), centred(episodes, [episodes] * len(names))
     own, scaled = centred(returns, states), centred(returns, states, by_std=True)
     return inputs, {
