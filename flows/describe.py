@@ -43,10 +43,9 @@ def effective_loss(algorithm: Algorithm, signal: Signal | None = None) -> tuple[
     """
     match algorithm:
         case SFT():
+            shown = f"; before {algorithm.shown:.0%} of them stands their own solution" if algorithm.shown else ""
             words = f"over the policy's tokens of demonstrations; {MEAN[algorithm.aggregation]}"
-            if algorithm.shown:
-                words += f"; before {algorithm.shown:.0%} of them stands their own solution"
-            return "L = - sum w log pi(token)", words
+            return "L = - sum w log pi(token)", words + shown
         case RFT():
             words = f"over the policy's tokens of its own trajectories that {_selection(algorithm)}"
             return "L = - sum w log pi(token)", f"{words}; {MEAN[algorithm.aggregation]}"

@@ -6,6 +6,7 @@ What is expected is plain arithmetic, without a function of the product.
 import random
 from math import exp
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def cispo(rng):
         [exp(p - q) for p, q in zip(a, b, strict=True)] for a, b in zip(inputs["logp"], inputs["old_logp"], strict=True)
     ]
     count = sum(map(sum, inputs["mask"]))
-    expected = {"ratio": ratio}
+    expected: dict[str, Any] = {"ratio": ratio}
     for name, low, high in (("two_sided", 0.8, 1.28), ("upper_cap", 0.0, 5.0)):
         weight = [
             [m * clip(r, low, high) for r, m in zip(rs, ms, strict=True)]

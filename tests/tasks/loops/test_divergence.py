@@ -11,6 +11,8 @@ from specs.preference import DPO, KTO, SimPO
 from specs.reward_models import RewardModel
 from specs.supervised import SFT, RewardWeighted, SupervisedBatch
 from tasks.learning.algorithms import loss_for
+from tasks.learning.algorithms.reward_weighted import AGGREGATION
+from tasks.learning.batching import Aggregation
 from tasks.learning.learner import Chance, Learner
 from tasks.learning.values import ValueLearner, ValueModel
 from tasks.loops.batches import batch_plan
@@ -27,9 +29,9 @@ def taught():
     return policy, demonstration_rows(policy, 80)
 
 
-def fit(model, rows, spec, learning_rate, *, per_step=8, epochs=2, mean="token", kind=Learner):
+def fit(model, rows, spec, learning_rate, *, mean: Aggregation = "token", kind=Learner):
     units = [[2 * k, 2 * k + 1] for k in range(len(rows) // 2)] if rows[0].pair else [[i] for i in range(len(rows))]
-    order = batch_plan([rows[unit[0]].length for unit in units], SupervisedBatch(rows=per_step), epochs, 0)
+    order = batch_plan([rows[unit[0]].length for unit in units], SupervisedBatch(rows=8), 2, 0)
     plan = [[i for unit in step for i in units[unit]] for step in order]
     learner = kind(copy.deepcopy(model), Optimizer(kind="adamw", learning_rate=learning_rate), len(plan))
     return fit_supervised(learner, rows, plan, loss_for(spec), mean)
@@ -61,7 +63,7 @@ def test_weights_and_sums_over_tokens_do_not_hide_it(taught, denominator):
     policy, rows = taught
     weighed = [replace(row, weight=0.01 if i % 2 else 1.99) for i, row in enumerate(rows)]
     spec = RewardWeighted(type="reward_weighted", denominator=denominator)
-    mean = "sequence_sum" if denominator == "sequences" else "absolute_token"
+    mean = AGGREGATION[denominator]
     with pytest.raises(TrainingError, match="training has diverged"):
         fit(policy.model, weighed, spec, 1.0, mean=mean)
     assert fit(policy.model, weighed, spec, 1e-3, mean=mean).notes == []
@@ -87,7 +89,7 @@ def test_a_reward_model_is_held_against_a_coin(taught):
     spec = RewardModel(type="reward_model", learns="pairs")
     pairs = [replace(row, pair=str(i // 2), preferred=i % 4 == 0 or i % 4 == 3) for i, row in enumerate(rows)]
     model = ValueModel(policy.model, share=True)
-    with pytest.raises(TrainingError, match="a judgement costs .* and 0.69 by the toss of a coin"):
+    with pytest.raises(TrainingError, match=r"a judgement costs .* and 0\.69 by the toss of a coin"):
         fit(model, pairs, spec, 3.0, mean="absolute_sequence", kind=ValueLearner)
     assert fit(model, pairs, spec, 1e-4, mean="absolute_sequence", kind=ValueLearner).notes == []
 

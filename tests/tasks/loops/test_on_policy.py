@@ -160,6 +160,15 @@ def test_some_without_a_verdict_take_no_part(taught):
     assert figures["too_few_valid_groups"] == pytest.approx(1 / 6)
 
 
+def test_fewer_problems_than_a_step_takes_are_all_used_and_told(taught):
+    spec = SPEC.model_copy(update={"steps": 2, "problems_per_step": 7})
+    _, run = stage(taught, spec)
+    report = run()
+    assert report.notes == ["problems_per_step is 7 but there are 6 problems; each step uses all of them"]
+    assert report.rollouts == 2 * 6 * spec.group_size
+    assert not stage(taught, spec.model_copy(update={"problems_per_step": 6}))[1]().notes
+
+
 def test_cut_trajectories_are_left_out_or_stop_the_stage(taught):
     spec = SPEC.model_copy(update={"steps": 1, "truncated": "mask", "max_truncated": 0.01})
     _, run = stage(taught, spec, max_new_tokens=2)

@@ -237,7 +237,12 @@ def test_k1_is_taken_off_the_advantages():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: GRPO(type="grpo", group_size=1), "greater than or equal to 2"),
+        (
+            lambda: GRPO(type="grpo", group_size=1),
+            "one alone has an advantage of 0; needs at least 2 samples of a problem",
+        ),
+        (lambda: policy_gradient_from({"type": "gigpo", "group_size": 1}), "compared with one another"),
+        (lambda: GRPO(type="grpo", group_size=0), "greater than or equal to 2"),
         (lambda: RLOO(type="rloo", updates_per_batch=2), "needs an importance ratio"),
         (lambda: REINFORCE(type="reinforce", group_size=1, baseline="second_best"), "compares within a group"),
         (lambda: REINFORCE(type="reinforce", decay=0.5), "decay is not read"),
