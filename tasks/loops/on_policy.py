@@ -35,6 +35,7 @@ from tasks.loops.stepping import (
     StepReport,
     check_cut,
     check_learnt,
+    fallen,
     last_checkpoint,
     reasons,
     save_checkpoint,
@@ -213,7 +214,7 @@ def _train(
         told = (
             _flat_message(spec, stats, report.flat_run) if stats.flat else _idle_message(report.flat_run, lost, figures)
         )
-        raise TrainingError(told)
+        raise TrainingError(told + fallen(report.curve, learner.optimizer.learning_rate))
 
 
 def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int]]:

@@ -83,6 +83,18 @@ def check_cut(
     raise TrainingError(f"{told}; raise agent.max_new_tokens or policy.init.max_length")
 
 
+def fallen(curve: Sequence[dict[str, float]], learning_rate: float) -> str:
+    """Return a sentence where a stage succeeds less than half as often as it did, after updates; empty elsewhere."""
+    best, now = max(range(len(curve)), key=lambda k: curve[k]["success"]), curve[-1]["success"]
+    once = curve[best]["success"]
+    if now >= once / 2 or not any(line.get("updated") for line in curve[best:]):
+        return ""
+    return (
+        f". Success was {once:.2f} in step {best} and is {now:.2f}, after updates: before any of that, lower "
+        f"optimizer.learning_rate (now {learning_rate:g}) and start the stage again"
+    )
+
+
 def check_learnt(updates: int, report: StepReport, why: str) -> None:
     """Raise TrainingError where a stage ends as it began."""
     if updates:

@@ -20,7 +20,7 @@ from tasks.loops.fit import Hooks
 from tasks.loops.on_policy import OnPolicy, train_policy_gradient
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
-from tasks.loops.stepping import check_cut
+from tasks.loops.stepping import check_cut, fallen
 from tasks.loops.updates import policy_updates
 from tasks.policy.lora import adapted
 from tests.tasks.loops.toy import problem, taught_policy, toy_arena
@@ -213,6 +213,18 @@ def test_what_cut_trajectories_are_blamed_on(curve, told):
         check_cut({"truncated": 0.95}, SPEC, curve, 0.1)
     assert ("learning_rate (now 0.1)" in str(found.value)) == told.startswith("it was")
     check_cut({"truncated": 0.8}, SPEC, curve, 0.1)
+
+
+def test_a_stage_that_came_to_nothing_by_its_updates_says_so(taught):
+    told = ". Success was 0.80 in step 1 and is 0.10, after updates: before any of that, lower optimizer.learning_rate (now 0.5)"
+    steps = [{"success": s, "updated": float(u)} for s, u in ((0.5, 1), (0.8, 1), (0.2, 1), (0.1, 0))]
+    assert fallen(steps, 0.5).startswith(told)
+    assert fallen([line | {"updated": 0.0} for line in steps], 0.5) == fallen(steps[:2], 0.5) == ""
+    assert fallen([{"success": 0.0, "updated": 1.0}] * 2, 0.5) == ""
+    wild = Optimizer(kind="muon", learning_rate=0.1)
+    _, run = stage(taught, SPEC.model_copy(update={"optimizer": wild, "steps": 9, "max_flat_steps": 2}))
+    with pytest.raises(TrainingError, match=r"so there is nothing to learn.*Success was 0\.\d+ in step 0 and is 0\.00"):
+        run()
 
 
 def test_rollouts_of_finished_parts_are_not_drawn_again(taught, tmp_path, monkeypatch):
