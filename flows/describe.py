@@ -43,10 +43,9 @@ def effective_loss(algorithm: Algorithm, signal: Signal | None = None) -> tuple[
     """
     match algorithm:
         case SFT():
-            return (
-                "L = - sum w log pi(token)",
-                f"over the policy's tokens of demonstrations; {MEAN[algorithm.aggregation]}",
-            )
+            shown = f"; before {algorithm.shown:.0%} of them stands their own solution" if algorithm.shown else ""
+            words = f"over the policy's tokens of demonstrations; {MEAN[algorithm.aggregation]}"
+            return "L = - sum w log pi(token)", words + shown
         case RFT():
             words = f"over the policy's tokens of its own trajectories that {_selection(algorithm)}"
             return "L = - sum w log pi(token)", f"{words}; {MEAN[algorithm.aggregation]}"
@@ -77,6 +76,11 @@ def _selection(spec: RFT) -> str:
         parts.append(f"at most {spec.max_tool_errors} tool errors")
     if spec.distinct:
         parts.append("each distinct one once")
+    if spec.diversity is not None:
+        alike = ["make the same calls"] if spec.diversity.calls else []
+        if spec.diversity.max_overlap is not None:
+            alike.append(f"share more than {spec.diversity.max_overlap:.0%} of their {spec.diversity.ngram}-grams")
+        parts.append(f"of those that {' or '.join(alike)} the better one")
     return ", ".join(parts)
 
 
@@ -132,6 +136,9 @@ def _loss(stage: Stage, adapter: LoRA | None, program: Program) -> dict[str, str
     if asked is not None:
         words += f"; asks {', '.join(asked.teachers)}"
         words += f"; no finer signal: {', '.join(asked.downgrades)}" if asked.downgrades else ""
+    if isinstance(stage.data, dict) and len(stage.data) > 1:
+        what = "the rows of an epoch" if isinstance(stage.algorithm, SFT) else "the problems"
+        words += f"; of {what} {_mixture(stage)}"
     if adapter is not None and (adapter.stages is None or stage.id in adapter.stages):
         size = f"rank {adapter.rank}, alpha {adapter.alpha:g}, on {', '.join(dict.fromkeys(adapter.targets))}"
         words += f"; trains an adapter ({size}) and no other weight"

@@ -113,6 +113,9 @@ def _advantages(spec: PolicyGradientAlgorithm) -> str:
             assert_never(spec)
 
 
+_TURN_REWARDS = ", what a turn earned by itself standing there and the rest at the end"
+
+
 def _by_critic(spec: PPO | TurnPPO | SAO) -> str:
     over = "turns" if isinstance(spec, TurnPPO) else "tokens"
     if spec.length_adaptive is None:
@@ -122,6 +125,7 @@ def _by_critic(spec: PPO | TurnPPO | SAO) -> str:
     learns = own if spec.value_lambda is None else f"lambda {spec.value_lambda:g}"
     words = f"A = GAE over the policy's {over} (discount {spec.discount:g}, {own})"
     words += " with a mean of 0 and a variance of 1" if spec.whiten else ""
+    words += _TURN_REWARDS if spec.turn_rewards else ""
     if spec.critic.backbone == "shared":
         critic = f"V, a head of the policy, learns returns ({learns}) in the same updates"
     else:
@@ -137,6 +141,7 @@ def _by_turn(spec: GiGPO | G2PO, group: str) -> str:
     state = "last observation" if spec.anchor == "observation" else "observations so far"
     if isinstance(spec, GiGPO):
         own = f"what followed (discount {spec.discount:g}) less its mean over turns after the same {state}"
+        own += _TURN_REWARDS if spec.turn_rewards else ""
         whole = "R - mean" if spec.statistics == "trajectories" else "R - mean over turns"
     else:
         own = f"the worth of the next state among turns after the same {state}, plus the gain in worth"

@@ -16,14 +16,14 @@ _IN_ROUND = re.compile(r"^round(\d+)\.|@(\d+)(?:\.|$)")
 Json = dict[str, Any]
 
 _TRAINING_ONLY = ("algorithm.epochs", "algorithm.batch", "algorithm.optimizer", "algorithm.aggregation")
-_SAMPLING = "samples problems rounds temperature threshold top_k band distinct max_tool_errors min_gain"
+_SAMPLING = "samples problems rounds temperature threshold top_k band distinct diversity max_tool_errors min_gain"
 _WEIGHING_ONLY = tuple(f"algorithm.{name}" for name in ("reward_temperature", "among", "max_weight", "denominator"))
 _PAIRING = ("samples", "problems", "temperature", "choose", "rejected", "margin")
 _PAIRING_ONLY = tuple(f"algorithm.pairing.{name}" for name in _PAIRING)
 _UPDATE = (
     "steps problems_per_step optimizer updates_per_batch aggregation token_budget clip_low clip_high dual_clip"
     " ratio_low ratio_high kl_coef kl entropy_coef correction resample decay replay curriculum distill adversarial best_of"
-    " critic gae_lambda length_adaptive value_lambda whiten ratio drift_low drift_high"
+    " critic gae_lambda length_adaptive value_lambda whiten turn_rewards ratio drift_low drift_high"
     " max_flat_steps max_truncated max_logprob_gap max_missing_logprobs"
     " form privileged redistribute gated success_distill snapshot guard experience experience_per_step"
 )
@@ -69,27 +69,27 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("data.apart", 1, "flows.work.data:apart", False, estimates.apart),
     NodeKind("policy.init", 1, "flows.work.policy:init", True, estimates.init, ("path", "adapter.path", *_PLACES)),
     NodeKind("policy.registered", 1, "flows.work.promotion:registered", False, estimates.registered, ("folder",)),
-    NodeKind("train.sft", 3, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
+    NodeKind("train.sft", 4, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
     NodeKind(
-        "collect", 3, "flows.work.supervised:collect", True, estimates.collect,
+        "collect", 4, "flows.work.supervised:collect", True, estimates.collect,
         (*_TRAINING_ONLY, *_WEIGHING_ONLY, "algorithm.rounds", *_PLACES), "collect.json",
     ),
     NodeKind(
-        "train.rft", 2, "flows.work.supervised:rft", True, estimates.rft,
+        "train.rft", 3, "flows.work.supervised:rft", True, estimates.rft,
         (*_SAMPLING_ONLY, *_PLACES, "data"), trains=True, needs=("collect",),
     ),
     NodeKind(
-        "train.reward_weighted", 2, "flows.work.supervised:weighted", True, estimates.weighted,
+        "train.reward_weighted", 3, "flows.work.supervised:weighted", True, estimates.weighted,
         (*_SAMPLING_ONLY, *_PLACES, "algorithm.require_success", "data"), trains=True, needs=("collect",),
     ),
     NodeKind("pairs", 2, "flows.work.preference:pairs", True, estimates.pairs, _PLACES),
     NodeKind(
-        "train.preference", 2, "flows.work.preference:train", True, estimates.preference,
+        "train.preference", 3, "flows.work.preference:train", True, estimates.preference,
         (*_PAIRING_ONLY, *_PLACES, "data"), trains=True, needs=("pairs",),
     ),
     NodeKind("turns", 1, "flows.work.reward_models:turns", True, estimates_of_rewards.turns, _PLACES),
     NodeKind(
-        "train.reward_model", 2, "flows.work.reward_models:train", True, estimates_of_rewards.reward_model,
+        "train.reward_model", 3, "flows.work.reward_models:train", True, estimates_of_rewards.reward_model,
         (*_PAIRING_ONLY, "algorithm.pairing.at_least", "algorithm.turns", *_PLACES, "data"),
     ),
     NodeKind(
@@ -117,7 +117,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("rollouts", 1, "flows.work.lessons:rollouts", True, estimates_of_ladder.rollouts, _PLACES),
     NodeKind("lessons", 1, "flows.work.lessons:take", True, estimates_of_ladder.lessons, (*_PLACES, "algorithm", "draws")),
     NodeKind(
-        "train.corrected", 1, "flows.work.lessons:corrected", True, estimates_of_ladder.corrected,
+        "train.corrected", 2, "flows.work.lessons:corrected", True, estimates_of_ladder.corrected,
         (*_PLACES, "data", "draws"), trains=True, needs=("lessons",),
     ),
     NodeKind(
@@ -125,7 +125,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         (*_PLACES, "draws"), trains=True, needs=("teach",),
     ),
     NodeKind(
-        "train.practised", 2, "flows.work.lessons:practised", True, estimates_of_ladder.listwise, _PLACES,
+        "train.practised", 3, "flows.work.lessons:practised", True, estimates_of_ladder.listwise, _PLACES,
         trains=True, needs=("teach",),
     ),
     NodeKind("evaluate", 2, "flows.work.judging:evaluate", True, estimates.evaluate, _PLACES, needs=("policy",)),

@@ -120,8 +120,12 @@ def _reward_model(graph: Graph, stage: Stage, algorithm: RewardModel, policy: st
 
 
 def _rft(graph: Graph, stage: Stage, prefix: str, algorithm: RFT, policy: str, when: Json | None = None) -> str:
-    """Add the rounds of rejection sampling; later rounds run while `collect` says to continue."""
+    """Add the rounds of rejection sampling; later rounds run while `collect` says to continue.
+
+    All draw the problems of the first, so that what they gain is told apart from which problems they met: one seed.
+    """
     spec, previous = dump(algorithm), None
+    seed = node_seed(graph.program.seed, f"{prefix}.collect1")
     for number in range(1, algorithm.rounds + 1):
         inputs = graph.stage_inputs(stage, policy, apart=graph.part.apart)
         if previous is not None:
@@ -130,7 +134,7 @@ def _rft(graph: Graph, stage: Stage, prefix: str, algorithm: RFT, policy: str, w
         params = {**graph.judged(stage), "algorithm": spec, "round": number}
         collected = graph.add(
             f"{prefix}.collect{number}", "collect", params, inputs,
-            when=when, passthrough=None if previous is None else "previous",
+            when=when, passthrough=None if previous is None else "previous", seed=seed,
         )  # fmt: skip
         fit = {"algorithm": spec, "policy": graph.policy, "data": params["data"]}
         policy = graph.add(

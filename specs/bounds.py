@@ -2,11 +2,22 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from specs.base import Positive, Share, Spec
 
-AtLeastTwo = Annotated[int, Field(ge=2)]
+
+def _not_alone(size: object) -> object:
+    """Refuse a group of one, with the reason."""
+    if size is not True and size == 1:
+        raise ValueError(
+            "found 1: trajectories of a problem are compared with one another, and one alone has an advantage of 0; needs at "
+            "least 2 samples of a problem, or reinforce, ppo, turn_ppo or sao, which do with 1"
+        )
+    return size
+
+
+GroupSize = Annotated[int, Field(ge=2), BeforeValidator(_not_alone)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 AboveOne = Annotated[float, Field(gt=1.0)]
 Band = Annotated[tuple[Positive, Positive], Field(strict=False)]

@@ -11,6 +11,7 @@ from specs.policy_gradient import PolicyGradient
 from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, position_of
 from specs.program import Program
 from specs.stages import Stage
+from specs.verifiers import RewardModelVerifier
 
 COMPRESSED = ("prune", "quantize")
 DEMONSTRATED = ("sft", *COMPRESSED)
@@ -166,6 +167,28 @@ def tempted(c: Checks, path: KeyPath, stage: Stage) -> None:
     if all(plain):
         text = "asks for adversarial problems, but there are none: set environments.NAME.adversarial above 0"
         c.wrong((*path, "algorithm", "adversarial"), f"{text}, or leave this out")
+
+
+def credited(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report rewards by turn where no turn earns anything by itself."""
+    if not getattr(stage.algorithm, "turn_rewards", False):
+        return
+    makers = {s.id: s.algorithm for s in c.program.stages}
+    asked = [c.program.verifiers.get(name) for name in c.program.reward.soft]
+    by_turn = [
+        v.kind == "process"
+        or (
+            isinstance(v, RewardModelVerifier)
+            and v.turns == "mean"
+            and getattr(makers.get(v.stage), "learns", "") == "turns"
+        )
+        for v in asked
+        if v is not None
+    ]
+    if not c.program.reward.process_cap and not any(by_turn):
+        text = "no turn earns anything by itself: give reward a process_cap with process_per_call or process_per_error, or "
+        text += "name in reward.soft a reward model that learns turns, with turns: mean"
+        c.wrong((*path, "algorithm", "turn_rewards"), f"{text}; or leave this out")
 
 
 def replayed(c: Checks, path: KeyPath, stage: Stage) -> None:

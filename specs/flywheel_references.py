@@ -6,6 +6,7 @@ from specs.algorithms import PREFERENCES
 from specs.checks import (
     DEMONSTRATED,
     Checks,
+    credited,
     evaluated,
     experienced,
     is_pool,
@@ -87,6 +88,7 @@ def _stage(c: Checks, said: Flywheel, i: int, stage: Stage) -> None:
     unread(c, path, stage)
     replayed(c, path, stage)
     tempted(c, path, stage)
+    credited(c, path, stage)
     mixed(c, path, stage)
     experienced(c, path, stage, [*c.program.stages, *said.round.stages[:i]])
     at, names = (*path, "data"), list(stage.data)

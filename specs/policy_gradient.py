@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.base import Count, Flag, Positive, Spec
-from specs.bounds import AboveOne, AtLeastTwo, Band, NotNegative, RolloutBounds, in_order, unread
+from specs.bounds import AboveOne, Band, GroupSize, NotNegative, RolloutBounds, in_order, unread
 from specs.optimizer import Optimizer
 from specs.unions import Imported
 
@@ -49,7 +49,7 @@ class Correction(Spec):
 class PolicyGradient(RolloutBounds):
     """What every policy-gradient algorithm declares."""
 
-    group_size: AtLeastTwo = 8
+    group_size: GroupSize = 8
     """Trajectories of one problem; needs at least 2 where they are compared with one another."""
     best_of: Count = 1
     """Each of them is the best, by reward, of so many: a search, whose tokens are no samples of the policy."""

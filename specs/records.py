@@ -87,6 +87,8 @@ class Turn:
     call: ToolCall | None
     observation: Observation | None
     finish: Literal["stop", "length"] = "stop"
+    reward: float = 0.0
+    """Of the trajectory's reward, what the turn earned by itself; the rest belongs to the end."""
 
 
 @dataclass(slots=True)

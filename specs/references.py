@@ -7,6 +7,7 @@ from typing import Any
 
 from specs.checks import (
     COMPRESSED,
+    credited,
     evaluated,
     experienced,
     is_pool,
@@ -110,6 +111,7 @@ def _stages(c: _Checks) -> None:
         _stage_data(c, path, stage)
         replayed(c, path, stage)
         tempted(c, path, stage)
+        credited(c, path, stage)
         mixed(c, path, stage)
         experienced(c, path, stage, c.program.stages[:i])
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.base import Count, Flag, Positive, Share, Shares, Spec
+from specs.bounds import unread
 from specs.optimizer import Optimizer
 
 
@@ -36,6 +37,25 @@ class SFT(Spec):
     from nothing learns there to make use of it."""
 
 
+class Diversity(Spec):
+    """Which trajectories of a problem are too alike to be used both; the better one is."""
+
+    calls: Flag = False
+    """Those that make the same calls, by name and arguments, whatever else they write; those without a call are not compared."""
+    max_overlap: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Those that have more than this share of their n-grams in common (Jaccard, over the policy's tokens)."""
+    ngram: Count = 3
+    """Tokens of an n-gram."""
+
+    @model_validator(mode="after")
+    def _compares_something(self) -> Self:
+        if not self.calls and self.max_overlap is None:
+            raise ValueError("expected calls: true, max_overlap or both")
+        if self.max_overlap is None:
+            unread(self, "ngram", "without max_overlap")
+        return self
+
+
 class RFT(Spec):
     """Rejection sampling: train on the policy's own verified trajectories."""
 
@@ -54,10 +74,13 @@ class RFT(Spec):
     """Success rates of a problem between which its trajectories are used."""
     distinct: Flag = True
     """Use each distinct token sequence once."""
+    diversity: Diversity | None = None
+    """Use no two of a problem that are too alike; only equal token sequences are where left out."""
     max_tool_errors: Annotated[int, Field(ge=0)] | None = None
     """Most tool errors of a trajectory that is used."""
     min_gain: Annotated[float, Field(ge=0.0)] = 0.0
-    """Gain of the share of problems with a success below which later rounds are left out."""
+    """Gain of the share of problems with a success, from round to round, below which later rounds are left out: where the
+    upper end of its 95 % interval is. All rounds draw the same problems, and are compared problem by problem."""
     epochs: Positive = 1.0
     batch: SupervisedBatch = SupervisedBatch(tokens=4096)
     optimizer: Optimizer = Optimizer(learning_rate=3e-4)

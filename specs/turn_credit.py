@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from specs.base import Positive, Share, Spec
+from specs.base import Flag, Positive, Share, Spec
 from specs.policy_gradient import Clipped, NotNegative, PolicyGradient, unread
 
 
@@ -35,6 +35,8 @@ class GiGPO(PolicyGradient, Clipped, TurnCredit):
     type: Literal["gigpo"]
     statistics: Literal["trajectories", "turns"] = "trajectories"
     """Whether a trajectory counts once in its group's mean, or once for each turn."""
+    turn_rewards: Flag = False
+    """Count what a turn earned by itself there, and not at the end: its call, and scores that are means over turns."""
 
 
 class G2PO(PolicyGradient, Clipped, TurnCredit):

@@ -46,6 +46,8 @@ class ValueBased(Spec):
     """Lambda of what the critic learns; that of the advantages where left out."""
     whiten: Flag = True
     """Shift and scale the step's advantages to a mean of 0 and a variance of 1."""
+    turn_rewards: Flag = False
+    """Count what a turn earned by itself there, and not at the end: its call, and scores that are means over turns."""
 
     @model_validator(mode="after")
     def _policy_learns_too(self) -> Self:
@@ -76,6 +78,13 @@ class ValueBased(Spec):
             raise ValueError(
                 "replay.history.fill: silent fills up for groups that teach nothing; with a critic none does"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _whole_rewards_are_replayed(self) -> Self:
+        replay = getattr(self, "replay", None)
+        if self.turn_rewards and replay is not None and replay.history is not None:
+            raise ValueError("turn_rewards: replay.history keeps the whole reward of a trajectory alone; leave one out")
         return self
 
     @model_validator(mode="after")

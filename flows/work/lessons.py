@@ -177,8 +177,6 @@ class _Fit:
         if self.on_policy or self.reference:
             self._ask_start(learner.logprobs(self.rows))
         done = fit_supervised(learner, self.rows, plan, loss, mean, hooks=inputs.hooks(node))
-        if not done.updates:
-            raise TrainingError(f"stage {node.id}: none of {done.steps} steps had a gradient; {'; '.join(self.notes)}")
         inputs.save_result(node, self.policy, learner, self.rows)
         write_json(node.out / "rows.json", self._json(done))
         metrics: dict[str, float | None] = {

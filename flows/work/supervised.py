@@ -25,7 +25,7 @@ from tasks.loops.collect import collect as collect_rollouts
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
-from tasks.loops.selection import Selection, require_positives, select, select_weighted
+from tasks.loops.selection import Selection, gain, require_positives, select, select_weighted
 from tasks.policy.store import LoadedPolicy
 
 
@@ -89,7 +89,8 @@ def collect(node: NodeContext) -> Outcome:
     arena, _ = inputs.arena(node, policy)
     order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
     problems = order.draw(spec.problems or order.size)
-    draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts"), node.id)
+    again = [] if node.params["round"] == 1 else [node.params["round"]]  # the same problems, other samples
+    draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts", *again), node.id)
     store = RolloutStore(node.checkpoints / "rollouts")
 
     def tell(done: int, total: int) -> None:
@@ -108,23 +109,24 @@ def collect(node: NodeContext) -> Outcome:
     notes += [f"{len(chosen.ids)} of {len(found.trajectories)} trajectories selected; left out: {_counts(chosen)}"]
     if spec.problems and spec.problems > order.size:
         notes.append(f"problems is {spec.problems}, but there are only {order.size}; all were used")
-    notes += [] if goes_on else [reason]
+    notes += [reason] if "previous" in node.inputs else []
     notes += drift_notes(found.trajectories)
     notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
     return Outcome(metrics=_collect_metrics(chosen, found), cost=_rollout_cost(found), notes=notes)
 
 
 def _goes_on(node: NodeContext, spec: RFT, chosen: Selection) -> tuple[bool, str]:
-    """Return whether a later round is worth its rollouts, and why."""
+    """Return whether a later round is worth its rollouts, and why: not where the gain is below `min_gain` beyond doubt."""
     if "previous" not in node.inputs:
         return True, "first round"
-    before = json.loads((node.inputs["previous"] / "collect.json").read_text(encoding="utf-8"))
-    gain = chosen.positive_rate - before["positive_problem_rate"]
+    before = json.loads((node.inputs["previous"] / "collect.json").read_text(encoding="utf-8"))["pass_rates"]
+    found = gain(before, chosen.pass_rates)
     text = (
-        f"share of problems with a success went from {before['positive_problem_rate']:.3f} to "
-        f"{chosen.positive_rate:.3f}; min_gain is {spec.min_gain:g}"
+        f"share of problems with a success: {found.estimate:+.3f} [{found.low:+.3f}, {found.high:+.3f}] on the same "
+        f"{found.n:g} problems, min_gain is {spec.min_gain:g}"
     )
-    return gain >= spec.min_gain, text if gain >= spec.min_gain else f"{text}: later rounds are left out"
+    goes_on = found.high >= spec.min_gain
+    return goes_on, text if goes_on else f"{text}: later rounds are left out"
 
 
 def _counts(chosen: Selection) -> str:

@@ -15,6 +15,9 @@ from specs.reward import Reward
 from tasks.evidence.shaping import capped, repeated, total, weighted
 from tasks.protocols import VerifierRun
 
+_ROUNDED = 1e-3
+"""How far a score may be from the mean of its turns' scores as they are written down."""
+
 
 def judge(
     trajectory: Trajectory, problem: Problem, verifiers: Mapping[str, VerifierRun], reward: Reward
@@ -28,6 +31,8 @@ def judge(
     verdicts = {name: _sound(v.verify(trajectory, problem)) for name, v in verifiers.items()}
     trajectory.verdicts = list(verdicts.values())
     trajectory.success, trajectory.reward, trajectory.reward_parts = None, None, {}
+    for turn in trajectory.turns:
+        turn.reward = 0.0
     if any(verdicts[name].invalid is not None for name in (*reward.must, *outcome)):
         return
     kept = all(verdicts[name].passed for name in reward.must)
@@ -35,6 +40,9 @@ def judge(
     parts = _parts(trajectory, problem, verdicts, reward, outcome) if kept else {"floor": reward.floor}
     trajectory.reward_parts = parts
     trajectory.reward = total(parts, kept=kept, floor=reward.floor)
+    if kept:
+        for turn, own in zip(trajectory.turns, _by_turn(trajectory, verdicts, reward), strict=True):
+            turn.reward = own
 
 
 def _parts(
@@ -81,9 +89,40 @@ def outcome_weights(reward: Reward, verifiers: Mapping[str, object]) -> dict[str
 
 
 def _process(trajectory: Trajectory, reward: Reward) -> float:
-    useful = sum(1 for t in trajectory.turns if (o := t.observation) is not None and (o.changed or o.informed))
-    wrong = sum(_own_error(t) for t in trajectory.turns)
+    useful, wrong = sum(map(_useful, trajectory.turns)), sum(map(_own_error, trajectory.turns))
     return capped(reward.process_per_call * useful + reward.process_per_error * wrong, reward.process_cap)
+
+
+def _by_turn(trajectory: Trajectory, verdicts: Mapping[str, Verdict], reward: Reward) -> list[float]:
+    """Return what each turn earned by itself: its call, and its share of soft scores that are means over turns.
+
+    Where the calls' cap binds, all are made smaller by the same factor.
+    """
+    calls = [reward.process_per_call * _useful(t) + reward.process_per_error * _own_error(t) for t in trajectory.turns]
+    whole = sum(calls)
+    earned = [own * capped(whole, reward.process_cap) / whole if whole else own for own in calls]
+    for name, weight in reward.soft.items():
+        scores = turn_scores(verdicts[name], len(trajectory.turns))
+        earned = (
+            [own + weight * score / len(scores) for own, score in zip(earned, scores, strict=True)]
+            if scores
+            else earned
+        )
+    return earned
+
+
+def turn_scores(verdict: Verdict, turns: int) -> list[float]:
+    """Return the scores of the turns that a verdict's evidence has, where its own score is their mean; else none."""
+    scores = verdict.evidence.get("turn_scores")
+    if verdict.score is None or not isinstance(scores, list) or len(scores) != turns or not scores:
+        return []
+    numbers = [float(s) for s in scores if isinstance(s, int | float)]
+    return numbers if len(numbers) == turns and abs(sum(numbers) / turns - verdict.score) < _ROUNDED else []
+
+
+def _useful(turn: Turn) -> bool:
+    """Return whether a call changed the state or brought something new."""
+    return turn.observation is not None and (turn.observation.changed or turn.observation.informed)
 
 
 def _own_error(turn: Turn) -> bool:

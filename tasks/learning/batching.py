@@ -154,6 +154,25 @@ def drift(batch: Batch) -> dict[str, Tensor]:
     return sums
 
 
+@torch.no_grad()
+def cost(batch: Batch) -> dict[str, Tensor]:
+    """Return weighted sums of minus the logprobs, and of the weights: of what is to become likelier, and of what is not.
+
+    Of pairs and labelled trajectories those are the two sides; in a list each candidate counts by its share of the target.
+    """
+    shares_BT = batch.weights_BT if batch.targets_B is None else batch.weights_BT * batch.targets_B[:, None]
+    costs_BT = torch.where(shares_BT > 0, -shares_BT * batch.logprobs_BT, 0.0)
+    if batch.preferred_B is None:
+        return {"_cost": costs_BT.sum(), "_cost_weight": shares_BT.sum()}
+    wanted_B = batch.preferred_B
+    return {
+        "_cost": costs_BT[wanted_B].sum(),
+        "_cost_weight": shares_BT[wanted_B].sum(),
+        "_rejected_cost": costs_BT[~wanted_B].sum(),
+        "_rejected_cost_weight": shares_BT[~wanted_B].sum(),
+    }
+
+
 def finish(sums: dict[str, float], tokens: int) -> dict[str, float]:
     """Turn sums over tokens into means; `ess` is the effective share of tokens under the ratio to the sampler."""
     count = max(1, tokens)

@@ -100,7 +100,8 @@ def _estimated(
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Return advantages and returns by row, 0 where nothing is judged.
 
-    The contexts of a trajectory stand one behind another, and its reward where it is last judged.
+    The contexts of a trajectory stand one behind another, and its reward where it is last judged. With `turn_rewards` what a
+    turn earned by itself stands where that turn is last judged, and there the rest, that of turns without a token included.
     """
     if not rows:
         return [], []
@@ -112,8 +113,11 @@ def _estimated(
         mask_BT[b, start : start + len(mask)] = torch.tensor(mask)
         values_BT[b, start : start + len(own)] = torch.tensor(own, dtype=torch.float64)
         reward_B[b] = row.advantage
+        if spec.turn_rewards and row.rewards is not None:
+            for t in _last_of_turns(mask, row.mask):
+                rewards_BT[b, start + t] = row.rewards[t]
     last_B = (mask_BT * torch.arange(columns)).argmax(-1)
-    rewards_BT[torch.arange(lines), last_B] = reward_B
+    rewards_BT[torch.arange(lines), last_B] += reward_B - rewards_BT.sum(-1)
     lambda_B = torch.full((lines,), spec.gae_lambda, dtype=torch.float64)
     if spec.length_adaptive is not None:
         lambda_B = adaptive_lambda(mask_BT, spec.length_adaptive)
@@ -132,6 +136,16 @@ def _estimated(
 
 def _first_of_turns(mask: list[bool]) -> list[bool]:
     return [inside and not (t and mask[t - 1]) for t, inside in enumerate(mask)]
+
+
+def _last_of_turns(judged: list[bool], trained: list[bool]) -> list[int]:
+    """Return where each turn (a run of trained tokens) is last judged."""
+    found: list[int] = []
+    for t, inside in enumerate(judged):
+        if inside:
+            same = bool(found) and all(trained[found[-1] : t + 1])
+            found = [*found[:-1], t] if same else [*found, t]
+    return found
 
 
 def _held(values: list[float], first: list[bool], mask: list[bool]) -> list[float]:

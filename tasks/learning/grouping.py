@@ -24,6 +24,8 @@ class Walk:
     valid: Sequence[bool]
     """Whether the turn's action could be carried out as written."""
     success: bool
+    rewards: Sequence[float] = ()
+    """What each turn earned by itself, as part of the trajectory's reward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specs.errors import StateError, TrainingError
 from specs.optimizer import Optimizer
-from tasks.learning.batching import Mean, batch_of, by_row, drift, finish, padded, row_weights, spread
+from tasks.learning.batching import Mean, batch_of, by_row, cost, drift, finish, padded, row_weights, spread
 from tasks.learning.head import selected_logprobs
 from tasks.learning.microbatches import MicroBatch, micro_batches
 from tasks.learning.optimizers import learning_rate_at, optimizers_for
@@ -22,7 +22,18 @@ from tasks.learning.rows import TrainingRow
 from tasks.learning.teaching import Distiller
 from tasks.policy.llama import Llama
 from tasks.policy.lora import Merged, adapters
-from tasks.tensors import Batch, Loss
+from tasks.tensors import Batch, Loss, LossOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """What one who has learnt nothing would lose."""
+
+    nats: float
+    what: str
+    """Of what it is the loss, in words."""
+    by: str
+    """Who that is."""
 
 
 @dataclass(slots=True)
@@ -37,6 +48,10 @@ class StepReport:
     """Tokens of the forward passes."""
     trained_tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    cost: float | None = None
+    """Nats that a trained token costs, by its weight; of preferences one that is wanted. None where nothing weighs."""
+    rejected_cost: float | None = None
+    """Nats that a token costs which is not wanted; None where there is none."""
     logprobs: list[list[float]] = field(default_factory=list)
     """By row, before the update; 0.0 where nothing trains. Only where asked for."""
 
@@ -77,7 +92,7 @@ class Learner:
         self.updates = 0
         self.distiller: Distiller | None = None
         """Compares the rows with teachers over the whole vocabulary, where a stage does."""
-        self._spec = optimizer
+        self.optimizer = optimizer
         self._device = torch.device(device)
         self._bf16 = precision == "bf16"
         self._tokens = micro_batch_tokens
@@ -105,7 +120,7 @@ class Learner:
         alone, where loss or gradient is not finite.
         """
         report = StepReport(
-            updated=False, learning_rate=learning_rate_at(self._spec, self.step_index, self.total_steps)
+            updated=False, learning_rate=learning_rate_at(self.optimizer, self.step_index, self.total_steps)
         )
         weights = row_weights(rows, aggregation)
         self.model.train()
@@ -149,28 +164,39 @@ class Learner:
             output.loss.backward()
             total += output.loss.detach().float()
             means = {name: value / whole for name, value in output.metrics.items()}
-            for name, value in (means | output.own | drift(batch)).items():
+            for name, value in (means | output.own | drift(batch) | self._cost(batch, output)).items():
                 sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value
             report.tokens += micro.tokens
             report.trained_tokens += len(micro.targets_N)
             if keep_logprobs:
                 kept |= by_row(micro, batch.logprobs_BT.detach())
         report.loss = float(total)
+        report.cost, report.rejected_cost = _mean(sums, "_cost"), _mean(sums, "_rejected_cost")
         report.metrics = finish({name: float(value) for name, value in sums.items()}, report.trained_tokens)
         report.logprobs = [padded(kept.get(i, []), len(row.ids)) for i, row in enumerate(rows)] if keep_logprobs else []
+
+    @property
+    def chance(self) -> Chance:
+        """Return what a token costs one who has learnt nothing."""
+        size = self.model.config.vocab_size
+        return Chance(math.log(size), "a token that is to become likelier", f"a uniform guess among {size}")
+
+    def _cost(self, batch: Batch, output: LossOutput) -> dict[str, Tensor]:
+        """Return the sums that `StepReport.cost` is made of."""
+        return cost(batch)
 
     def _update(self, report: StepReport, guard: Guard | None) -> None:
         if not math.isfinite(report.loss):
             raise TrainingError(
                 f"step {self.step_index}: the loss is {report.loss}, expected a number; the weights were left as they "
-                f"were. Lower optimizer.learning_rate (now {self._spec.learning_rate:g}) or set precision to fp32"
+                f"were. Lower optimizer.learning_rate (now {self.optimizer.learning_rate:g}) or set precision to fp32"
             )
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._spec.grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.optimizer.grad_norm)
         report.grad_norm = float(norm)
         if not math.isfinite(report.grad_norm):
             raise TrainingError(
                 f"step {self.step_index}: the gradient norm is {report.grad_norm}, expected a number; the weights were "
-                f"left as they were. Lower optimizer.learning_rate (now {self._spec.learning_rate:g})"
+                f"left as they were. Lower optimizer.learning_rate (now {self.optimizer.learning_rate:g})"
             )
         if guard is not None:
             guard(report)
@@ -300,3 +326,9 @@ class Learner:
         torch.set_rng_state(tensors["generator"].to(torch.uint8).cpu())
         self.step_index = cast(int, data["step"])
         self.updates = cast(int, data["updates"])
+
+
+def _mean(sums: dict[str, Tensor], name: str) -> float | None:
+    """Take a sum and its weight out of the sums and return their quotient; None where there is no weight."""
+    total, weight = sums.pop(name, None), sums.pop(f"{name}_weight", None)
+    return None if total is None or weight is None or float(weight) <= 0 else float(total) / float(weight)

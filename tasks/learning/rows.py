@@ -30,6 +30,8 @@ class TrainingRow:
     advantage: float = 0.0
     advantages: list[float] | None = None
     """By token, where turns have advantages of their own; `advantage` is then their trajectory's."""
+    rewards: list[float] | None = None
+    """By token, what its turn earned by itself of the trajectory's reward; None where none did."""
     sampler_logprobs: list[float] | None = None
     old_logprobs: list[float] | None = None
     reference_logprobs: list[float] | None = None
@@ -143,7 +145,7 @@ def rows_from(
     """Return rows and their report; only tokens that the policy wrote train, its end-of-turn token among them.
 
     `truncated`: "drop" or "score" trajectories whose completion was cut by the sampler. `behaviour`: keep sampler
-    logprobs and temperature (policy gradient). `advantages`: by trajectory id; a trajectory without one is left out;
+    logprobs, temperature and what turns earned by themselves (policy gradient). `advantages`: by trajectory id; a trajectory without one is left out;
     `turn_advantages` are those of its turns, where they have their own.
     Raises DataError for a record whose columns differ in length.
     """
@@ -197,7 +199,7 @@ def sampled_at(trajectory: Trajectory) -> float:
 def behind(prefix: list[int], row: TrainingRow) -> TrainingRow:
     """Return the row with a prefix before it, which never trains."""
     by_token = ("sampler", "old", "reference", "teacher")
-    unset: Any = {"advantages": None, "corrections": None} | {f"{n}_logprobs": None for n in by_token}
+    unset: Any = {"advantages": None, "rewards": None, "corrections": None} | {f"{n}_logprobs": None for n in by_token}
     return replace(row, ids=[*prefix, *row.ids], mask=[False] * len(prefix) + row.mask, start=0, **unset)
 
 
@@ -214,7 +216,7 @@ def merge_reports(reports: Iterable[RowReport]) -> RowReport:
 
 
 def _by_token(trajectory: Trajectory, turns: list[float]) -> list[float]:
-    """Return for each token the advantage of the turn it belongs to."""
+    """Return for each token the number of the turn it belongs to."""
     values = [0.0] * len(trajectory.ids)
     for turn, value in zip(trajectory.turns, turns, strict=True):
         values[turn.start : turn.end] = [value] * (turn.end - turn.start)
@@ -251,6 +253,8 @@ def _rows(
 ) -> list[TrainingRow]:
     """Return one row for each context in which something trains."""
     spans = _contexts(trajectory)
+    earned = [turn.reward for turn in trajectory.turns] if behaviour else []
+    rewards = _by_token(trajectory, earned) if any(earned) else None
     made: list[TrainingRow] = []
     for number, (start, end) in enumerate(spans):
         end = min(end, start + max_length)
@@ -269,6 +273,7 @@ def _rows(
             group=trajectory.group if number == 0 else f"{trajectory.group}/{number}",
             sampler_logprobs=trajectory.logprobs[start:end] if behaviour else None,
             advantages=None if advantages is None else advantages[start:end],
+            rewards=None if rewards is None else rewards[start:end],
         )
         made.append(row)
     for row in made:

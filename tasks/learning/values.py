@@ -4,17 +4,19 @@ Where the policy's learner has logprobs of the trained tokens, this one has the 
 B rows, T tokens, N trained tokens, D width.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from specs.policy import LoRA
-from tasks.learning.learner import Learner
+from tasks.learning.learner import Chance, Learner
 from tasks.learning.microbatches import MicroBatch
 from tasks.learning.rows import TrainingRow
 from tasks.policy.llama import Llama
 from tasks.policy.lora import adapted
+from tasks.tensors import Batch, LossOutput
 
 
 class ValueModel(Llama):
@@ -57,6 +59,15 @@ class ValueLearner(Learner):
         assert isinstance(model, ValueModel), "a critic asks its own model"
         values_N = model.numbers(self._states(model, micro))
         return values_N, torch.zeros_like(values_N)
+
+    @property
+    def chance(self) -> Chance:
+        """Return what a comparison costs one who has learnt nothing."""
+        return Chance(math.log(2), "a judgement", "the toss of a coin")
+
+    def _cost(self, batch: Batch, output: LossOutput) -> dict[str, Tensor]:
+        """Return the loss itself: numbers are no logprobs."""
+        return {"_cost": output.loss.detach(), "_cost_weight": batch.weights_BT.sum()}
 
     def values(self, rows: Sequence[TrainingRow]) -> list[list[float]]:
         """Return by row the value before each trained token, 0.0 elsewhere."""

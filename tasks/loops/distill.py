@@ -144,7 +144,7 @@ def _train(learner: Learner, stage: Distilling, drawn: Collected, report: Distil
     spec, step = stage.spec, len(report.curve)
     figures = figures_of(drawn.trajectories)
     if drawn.trajectories and stage.shape is None:  # a shape cuts on purpose
-        check_cut(figures, spec, step)
+        check_cut(figures, spec, report.curve, learner.optimizer.learning_rate)
     made = lesson(spec, drawn.trajectories, _beside(stage, step), stage.panel, max_length=stage.max_length, step=step)
     if stage.shape is not None:
         figures |= _reweigh(learner, stage.shape, made, stage)

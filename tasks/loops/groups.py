@@ -110,7 +110,7 @@ def walk_of(trajectory: Trajectory, anchor: Literal["observation", "history"]) -
         observed = None if turn.observation is None else turn.observation.data
         seen.append(json.dumps([called, observed], sort_keys=True, default=str))
     valid = [turn.call is None or turn.call.error is None for turn in trajectory.turns]
-    return Walk(anchors, valid, bool(trajectory.success))
+    return Walk(anchors, valid, bool(trajectory.success), [turn.reward for turn in trajectory.turns])
 
 
 def overlong_figures(trajectories: Sequence[Trajectory], spec: PolicyGradientAlgorithm) -> dict[str, float]:

@@ -35,6 +35,7 @@ from tasks.loops.stepping import (
     StepReport,
     check_cut,
     check_learnt,
+    fallen,
     last_checkpoint,
     reasons,
     save_checkpoint,
@@ -166,7 +167,7 @@ def _train(
     spec, step, began = stage.spec, len(report.curve), time.monotonic()
     trajectories, stats = drawn.collected.trajectories, drawn.stats
     figures = rollout_figures(trajectories, stats) | overlong_figures(trajectories, spec) | drawn.figures()
-    check_cut(figures, spec, step)
+    check_cut(figures, spec, report.curve, learner.optimizer.learning_rate)
     rows, dropped = _rows(stage, drawn)
     fresh, extra = list(rows.rows), _extra(learner, stage, drawn, step)
     rows.rows += extra.rows
@@ -213,7 +214,7 @@ def _train(
         told = (
             _flat_message(spec, stats, report.flat_run) if stats.flat else _idle_message(report.flat_run, lost, figures)
         )
-        raise TrainingError(told)
+        raise TrainingError(told + fallen(report.curve, learner.optimizer.learning_rate))
 
 
 def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int]]:

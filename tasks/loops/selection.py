@@ -1,14 +1,17 @@
 """Rejection sampling: which of the policy's own trajectories become examples, and why the others do not."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from specs.errors import TrainingError
-from specs.records import Trajectory
-from specs.supervised import RFT, RewardWeighted
+from specs.records import Source, Trajectory
+from specs.supervised import RFT, Diversity, RewardWeighted
 from tasks.episodes.shards import tool_errors
+from tasks.statistics.intervals import Interval
+from tasks.statistics.paired import tango_interval
 
 
 @dataclass(slots=True)
@@ -18,7 +21,7 @@ class Selection:
     ids: list[str]
     dropped: dict[str, int] = field(default_factory=dict)
     """Reason -> trajectories: `infrastructure, invalid, truncated, below_threshold, unfinished, outside_band,
-    tool_errors, repeated, beyond_top_k, no_success`."""
+    tool_errors, repeated, same_calls, overlap, beyond_top_k, no_success`."""
     problems: int = 0
     positive_problems: int = 0
     pass_rates: dict[str, float] = field(default_factory=dict)
@@ -30,7 +33,7 @@ class Selection:
         return self.positive_problems / self.problems if self.problems else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; `pass_rates` as a histogram in tenths."""
+        """Return plain data, `pass_rates` also as a histogram in tenths."""
         histogram = [0] * 11
         for rate in self.pass_rates.values():
             histogram[int(rate * 10)] += 1
@@ -40,6 +43,7 @@ class Selection:
             "problems": self.problems,
             "positive_problems": self.positive_problems,
             "positive_problem_rate": self.positive_rate,
+            "pass_rates": self.pass_rates,
             "pass_rate_histogram": histogram,
         }
 
@@ -49,8 +53,8 @@ def select(trajectories: Sequence[Trajectory], spec: RFT) -> Selection:
 
     In this order: integrity (infrastructure, invalid, truncated never), reward or success, finished (what ran into
     the turn limit or ended in an error is no example, whatever its state), the problem's band of success rates, tool
-    errors, distinct token sequences, and the best `top_k` of a problem by reward (most first), policy tokens (fewest
-    first), id. The rate of a problem is over all its valid trajectories, cut ones included.
+    errors; then of a problem, by reward (most first), policy tokens (fewest first) and id: distinct token sequences, none
+    too much like a better one, and the best `top_k`. The rate of a problem is over all its valid trajectories, cut ones included.
     """
     chosen, by_problem = _by_problem(trajectories)
     kept: set[str] = set()
@@ -96,6 +100,19 @@ def require_positives(selection: Selection, spec: RFT | RewardWeighted, stage: s
         f"{selection.problems} problems were solved at all). Ways out: train on demonstrations first (sft), draw more "
         f"samples (now {spec.samples}), choose easier problems, or {lower}"
     )
+
+
+def gain(before: Mapping[str, float], now: Mapping[str, float]) -> Interval:
+    """Return how much the share of problems with a success rose, with its 95 % interval, paired by problem.
+
+    From the success rates of both rounds; a problem without a valid trajectory in either takes no part. With no problem in
+    common the interval is all there is.
+    """
+    common = [(before[p] > 0, now[p] > 0) for p in before.keys() & now.keys()]
+    if not common:
+        return Interval(0.0, -1.0, 1.0)
+    solved, lost = sum(not b and a for b, a in common), sum(b and not a for b, a in common)
+    return tango_interval(solved, lost, len(common))
 
 
 def _by_problem(trajectories: Sequence[Trajectory]) -> tuple[Selection, dict[str, list[Trajectory]]]:
@@ -146,8 +163,9 @@ def _select_problem(chosen: Selection, problem_id: str, members: list[Trajectory
     ranked = sorted(clean, key=lambda t: (-(t.reward or 0.0), t.policy_tokens, t.id))
     distinct = _distinct(ranked) if spec.distinct else ranked
     _drop(chosen, "repeated", len(ranked) - len(distinct))
-    best = distinct if spec.top_k is None else distinct[: spec.top_k]
-    _drop(chosen, "beyond_top_k", len(distinct) - len(best))
+    diverse = distinct if spec.diversity is None else _diverse(chosen, distinct, spec.diversity)
+    best = diverse if spec.top_k is None else diverse[: spec.top_k]
+    _drop(chosen, "beyond_top_k", len(diverse) - len(best))
     return best
 
 
@@ -156,6 +174,38 @@ def _distinct(ranked: list[Trajectory]) -> list[Trajectory]:
     for trajectory in ranked:
         first.setdefault(tuple(trajectory.ids), trajectory)
     return list(first.values())
+
+
+def _diverse(chosen: Selection, ranked: list[Trajectory], spec: Diversity) -> list[Trajectory]:
+    """Return, the best first, those that are not too much like one that was kept."""
+    kept: list[Trajectory] = []
+    seen: list[tuple[list[str], set[tuple[int, ...]]]] = []
+    for trajectory in ranked:
+        made, grams = _calls(trajectory), _ngrams(trajectory, spec.ngram)
+        if spec.calls and made and any(made == other for other, _ in seen):
+            _drop(chosen, "same_calls")
+        elif spec.max_overlap is not None and any(overlap(grams, other) > spec.max_overlap for _, other in seen):
+            _drop(chosen, "overlap")
+        else:
+            kept.append(trajectory)
+            seen.append((made, grams))
+    return kept
+
+
+def overlap(first: set[tuple[int, ...]], second: set[tuple[int, ...]]) -> float:
+    """Return the Jaccard index of two sets; 1 where both are empty."""
+    return len(first & second) / len(first | second) if first or second else 1.0
+
+
+def _calls(trajectory: Trajectory) -> list[str]:
+    return [json.dumps([t.call.name, t.call.arguments], sort_keys=True) for t in trajectory.turns if t.call is not None]
+
+
+def _ngrams(trajectory: Trajectory, size: int) -> set[tuple[int, ...]]:
+    """Return the n-grams of what the policy wrote; all of it where that is shorter."""
+    pairs = zip(trajectory.ids, trajectory.sources, strict=True)
+    written = [i for i, source in pairs if source == Source.POLICY]
+    return {tuple(written[k : k + size]) for k in range(max(1, len(written) - size + 1))}
 
 
 def _drop(chosen: Selection, reason: str, count: int = 1) -> None:

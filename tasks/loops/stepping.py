@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 PROBE = 8
 """Rows of the last step that the report holds."""
 _OF_THE_ATTEMPT = ("notes", "probe")
+_RECENT = 3
+"""Steps within which a share that doubles has jumped; what grows more slowly is learnt."""
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and plain data of a checkpoint."""
 
@@ -59,13 +61,38 @@ class StepReport:
         return found + [f"{n} trajectories left out of the loss: {reason}" for reason, n in left]
 
 
-def check_cut(figures: dict[str, float], spec: RolloutBounds, step: int) -> None:
-    """Raise TrainingError where too many of a step's trajectories were cut."""
-    if figures["truncated"] >= spec.max_truncated:
+def check_cut(
+    figures: dict[str, float], spec: RolloutBounds, curve: Sequence[dict[str, float]], learning_rate: float
+) -> None:
+    """Raise TrainingError where too many of a step's trajectories were cut; `curve` has the steps before it."""
+    cut = figures["truncated"]
+    if cut < spec.max_truncated:
+        return
+    told = f"step {len(curve)}: {100 * cut:.0f} % of the trajectories were cut, max_truncated is {spec.max_truncated:g}"
+    recent = range(max(0, len(curve) - _RECENT), len(curve))
+    calm = min(recent, key=lambda k: (curve[k]["truncated"], -k), default=0)
+    updates = [k for k in recent if k >= calm and curve[k].get("updated")]
+    if updates and curve[calm]["truncated"] <= cut / 2:
+        before = f"{100 * curve[calm]['truncated']:.0f} % in step {calm}"
+        which = ", ".join(str(k) for k in updates)
         raise TrainingError(
-            f"step {step}: {100 * figures['truncated']:.0f} % of the trajectories were cut, max_truncated is "
-            f"{spec.max_truncated:g}; raise agent.max_new_tokens or policy.init.max_length"
+            f"{told}; it was {before}, before the update{'s' * (len(updates) > 1)} of step {which}. The policy does not end "
+            f"its turns since: lower optimizer.learning_rate (now {learning_rate:g}); "
+            "a larger agent.max_new_tokens does not mend it"
         )
+    raise TrainingError(f"{told}; raise agent.max_new_tokens or policy.init.max_length")
+
+
+def fallen(curve: Sequence[dict[str, float]], learning_rate: float) -> str:
+    """Return a sentence where a stage succeeds less than half as often as it did, after updates; empty elsewhere."""
+    best, now = max(range(len(curve)), key=lambda k: curve[k]["success"]), curve[-1]["success"]
+    once = curve[best]["success"]
+    if now >= once / 2 or not any(line.get("updated") for line in curve[best:]):
+        return ""
+    return (
+        f". Success was {once:.2f} in step {best} and is {now:.2f}, after updates: before any of that, lower "
+        f"optimizer.learning_rate (now {learning_rate:g}) and start the stage again"
+    )
 
 
 def check_learnt(updates: int, report: StepReport, why: str) -> None:

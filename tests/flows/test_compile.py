@@ -23,6 +23,8 @@ def test_the_nodes_of_a_program_are_those_of_the_table():
     assert found["harvest.collect2"].when == {"node": "harvest.collect1", "continue": True}
     assert found["harvest.collect2"].inputs["policy"] == "harvest.fit1"
     assert found["harvest.fit2"].passthrough == "policy"
+    assert found["harvest.collect2"].seed == found["harvest.collect1"].seed, "all rounds draw the same problems"
+    assert found["rl.first1.collect1"].seed not in (found["harvest.collect1"].seed, found["rl.first2.collect1"].seed)
     assert found["eval.harvest.golden"].inputs["policy"] == "harvest.fit2"
     assert {i for i in found if i.startswith("eval.init")} == {"eval.init.golden", "eval.init.hidden"}
     assert "eval.teach.hidden" not in found

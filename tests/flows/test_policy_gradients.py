@@ -86,6 +86,16 @@ def test_every_knob_stands_in_the_loss():
         ("grpo", {"scale_rewards": "batch_std"}, "(R - mean) / std of the step"),
         ("gigpo", {}, "A of a turn = R - mean within a group of 8 + 1 x what followed (discount 0.95) less its mean"),
         ("g2po", {"anchor": "history"}, "the worth of the next state among turns after the same observations so far"),
+        (
+            "gigpo",
+            {"turn_rewards": True},
+            "after the same last observation, what a turn earned by itself standing there and the rest",
+        ),
+        (
+            "turn_ppo",
+            {"turn_rewards": True},
+            "a variance of 1, what a turn earned by itself standing there and the rest at the end",
+        ),
         ("ppo", {}, "A = GAE over the policy's tokens (discount 1, lambda 0.95) with a mean of 0 and a variance of 1"),
         ("ppo", {"critic": {"warmup_steps": 3}}, "in 1 updates a step, clipped at 0.2, alone in the first 3 steps"),
         ("turn_ppo", {}, "A = GAE over the policy's turns (discount 0.99, lambda 0.9)"),

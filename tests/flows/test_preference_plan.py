@@ -3,7 +3,7 @@
 import pytest
 
 from flows.conditions import skip_reason
-from flows.describe import effective_loss
+from flows.describe import details, effective_loss
 from flows.smoke import smoke
 from specs.preference import DPO, IPO, KTO, ORPO, Pairing, SimPO
 from specs.supervised import RewardWeighted
@@ -26,6 +26,31 @@ def test_a_preference_stage_is_its_pairs_and_their_training():
     assert made["prefer"].inputs == {"policy": "teach", "pairs": "prefer.pairs"}
     assert made["eval.prefer.golden"].inputs["policy"] == "prefer"
     assert made["report"].inputs["prefer.pairs"] == "prefer.pairs"
+
+
+def told(data, stage):
+    spec = program(data)
+    losses = details(spec, spec.reward)["losses"]
+    assert isinstance(losses, dict)
+    return losses[stage]["words"]
+
+
+def test_what_changes_the_objective_of_supervised_stages_is_told():
+    plain = (
+        "over the policy's tokens of demonstrations; w = 1 / trained tokens of the step (every token counts the same)"
+    )
+    more = changed(SMALL, "data.more", {"kind": "demonstrations", "environment": "desk", "size": 20})
+    mixed = changed(more, "stages.0.data", {"demos": 3, "more": 1})
+    assert told(SMALL, "teach") == told(changed(SMALL, "stages.0.data", {"demos": 3}), "teach") == plain
+    assert told(mixed, "teach") == f"{plain}; of the rows of an epoch demos 75%, more 25%"
+    shown = changed(SMALL, "stages.0.algorithm", {"type": "sft", "shown": 0.3})
+    assert told(shown, "teach") == f"{plain}; before 30% of them stands their own solution"
+    rft = {"type": "rft", "diversity": {"calls": True, "max_overlap": 0.8}}
+    alike = "of those that make the same calls or share more than 80% of their 3-grams the better one"
+    assert alike in told(changed(SMALL, "stages.1.algorithm", rft), "harvest")
+    other = changed(SMALL, "data.hard", {"kind": "problems", "environment": "desk", "size": 20})
+    weighed = changed(other, "stages.1.data", {"train": 1, "hard": 3})
+    assert told(weighed, "harvest").endswith("; of the problems train 25%, hard 75%")
 
 
 def test_a_reward_weighted_stage_collects_and_trains():

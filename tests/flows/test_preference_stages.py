@@ -1,4 +1,5 @@
 import logging
+import re
 import shutil
 
 import pytest
@@ -100,6 +101,24 @@ def test_a_stopped_stage_resumes_bit_for_bit(base, paired, tmp_path, caplog, spe
     assert "went on from step 2" in caplog.messages
     assert torch.equal(weights(again.out), weights(whole.out))
     assert read(again.out / "rows.json") == read(whole.out / "rows.json")
+
+
+@pytest.mark.parametrize(
+    ("choose", "spec", "told"),
+    [
+        ("best_worst", DPO(type="dpo", pairs_per_step=500, optimizer=FAST), r"\d+ pairs are fewer than one step takes \(500\)"),
+        ("alone", KTO(type="kto", pairs_per_step=500, optimizer=FAST), r"\d+ trajectories are fewer than one step takes \(1000\)"),
+    ],
+    ids=["pairs", "alone"],
+)  # fmt: skip
+def test_fewer_pairs_than_a_step_takes_are_one_step_and_told(base, tmp_path, choose, spec, told):
+    _, at = base
+    pairing = PAIRING.model_copy(update={"choose": choose})
+    made = pairs_node(tmp_path, at, pairing)
+    preference.pairs(made)
+    outcome = preference.train(train_node(tmp_path, at, made.out, spec.model_copy(update={"pairing": pairing})))
+    assert any(re.fullmatch(f"{told}: it takes them all", n) for n in outcome.notes)
+    assert outcome.cost["steps"] == 1
 
 
 def test_too_few_pairs_stop_the_stage_with_the_reasons(base, tmp_path):

@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -155,17 +156,17 @@ def test_sft_refuses_problems_without_solutions(base, tmp_path):
 
 def test_rft_collects_selects_and_trains(base, tmp_path):
     _, at = base
-    spec = RFT(type="rft", samples=4, rounds=2, min_gain=0.9, optimizer=MUON)
+    spec = RFT(type="rft", samples=4, rounds=2, problems=20, min_gain=0.9, optimizer=MUON)
     params = JUDGED | ROLL | {"algorithm": spec, "round": 1}
     inputs = {"policy": at["taught"], "data.train": at["data.train"]}
     collected = node(tmp_path, "collect1", inputs, params)
     outcome = supervised.collect(collected)
     chosen = read(collected.out / "collect.json")
     drawn = {t.id: t for t in read_shards(collected.out / "trajectories")}
-    assert (len(drawn), chosen["continue"]) == (96, True)
+    assert (len(drawn), chosen["continue"]) == (80, True)
     assert all(drawn[i].success and drawn[i].status == "finished" for i in chosen["selected"])
-    assert len(chosen["selected"]) + sum(chosen["dropped"].values()) == 96
-    assert outcome.cost["rollouts"] == 96
+    assert len(chosen["selected"]) + sum(chosen["dropped"].values()) == 80
+    assert outcome.cost["rollouts"] == 80
     fit = node(tmp_path, "fit1", {"policy": at["taught"], "collect": collected.out}, {**params, "data": None})
     supervised.rft(fit)
     assert read(fit.out / "rows.json")["sources"]["selected"]["rows"] == len(chosen["selected"])
@@ -174,7 +175,35 @@ def test_rft_collects_selects_and_trains(base, tmp_path):
     second = node(tmp_path, "collect2", inputs | {"policy": fit.out, "previous": collected.out}, params | {"round": 2})
     notes = supervised.collect(second).notes
     assert read(second.out / "collect.json")["continue"] is False
-    assert any("later rounds are left out" in n for n in notes)
+    (told,) = [n for n in notes if n.endswith("min_gain is 0.9: later rounds are left out")]
+    assert re.match(
+        r"share of problems with a success: [+-]0\.\d{3} \[[+-]0\.\d{3}, [+-]0\.\d{3}\] on the same 20 ", told
+    )
+    again = list(read_shards(second.out / "trajectories"))
+    assert {t.problem_id for t in again} == {t.problem_id for t in drawn.values()}
+    assert not {t.seed for t in again} & {t.seed for t in drawn.values()}
+
+
+def test_a_loss_of_a_few_problems_is_no_reason_to_end_the_rounds(base, tmp_path):
+    _, at = base
+    inputs = {"policy": at["taught"], "data.train": at["data.train"]}
+    params = JUDGED | ROLL | {"algorithm": RFT(type="rft", samples=1, rounds=3), "round": 2}
+    now = node(tmp_path, "collect2", inputs, params)
+    supervised.collect(now)
+    rates = read(now.out / "collect.json")["pass_rates"]
+
+    def after(before):
+        (tmp_path / "collect.json").write_text(json.dumps({"pass_rates": before}))
+        again = node(tmp_path, "collect2", inputs | {"previous": tmp_path}, params)
+        (note,) = [n for n in supervised.collect(again).notes if n.startswith("share of problems with a success")]
+        return read(again.out / "collect.json")["continue"], note
+
+    unsolved = sorted(p for p, rate in rates.items() if rate == 0)
+    assert len(unsolved) > 2
+    goes_on, note = after(rates | {unsolved[0]: 1.0})
+    assert goes_on
+    assert "a success: -0.042 [-0." in note
+    assert note.endswith("min_gain is 0")
 
 
 def test_rft_without_a_success_names_the_ways_out(base, tmp_path):

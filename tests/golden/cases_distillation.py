@@ -84,10 +84,16 @@ def topk_tail(i: Json) -> Json:
     }
 
 
-def sampled_batch(teachers: list[list[float]], policy: list[float], **more: Any) -> tuple[Tensor, Batch]:
-    """Return the policy's logprobs and a batch of one row in which every token counts the same."""
+UNBOUNDED = SampledTokens(kind="sampled", most=1e9)
+
+
+def sampled_batch(
+    teachers: list[list[float]], policy: list[float], mask: list[int] | None = None, **more: Any
+) -> tuple[Tensor, Batch]:
+    """Return the policy's logprobs and a batch of one row in which every token inside the mask counts the same."""
     logprobs = torch.tensor([policy], dtype=torch.float64, requires_grad=True)
-    even = torch.full(logprobs.shape, 1 / len(policy), dtype=torch.float64)
+    inside = torch.tensor([mask or [1] * len(policy)], dtype=torch.float64)
+    even = inside / inside.sum()
     batch = Batch(
         logprobs_BT=logprobs,
         weights_BT=even,
@@ -100,8 +106,8 @@ def sampled_batch(teachers: list[list[float]], policy: list[float], **more: Any)
 
 
 def sampled_opd(i: Json) -> Json:
-    spec = OPD(type="opd", over=SampledTokens(kind="sampled"))
-    _, batch = sampled_batch([i["teacher_logp"]], i["student_logp"])
+    spec = OPD(type="opd", over=UNBOUNDED)
+    _, batch = sampled_batch([i["teacher_logp"]], i["student_logp"], i["mask"])
     mask = torch.tensor([i["mask"]], dtype=torch.bool)
     advantages = gaps(batch, spec, "equal")
     weights = early_weights(advantages, mask, i["gamma_iw"])
@@ -140,27 +146,32 @@ def multi_teacher(i: Json) -> Json:
 
 
 def mopd(i: Json) -> Json:
-    over = SampledTokens(kind="sampled", ratio_band=tuple(i["band"]))
+    """The weights are what the loss multiplies an advantage of 1 with."""
+    over = UNBOUNDED.model_copy(update={"ratio_band": tuple(i["band"])})
     spec = OPD(type="opd", over=over, outcome_coef=i["alpha"])
-    outcome = torch.full((1, len(i["mask"])), i["outcome_advantage"], dtype=torch.float64)
     rollout = torch.tensor([i["rollout_logp"]], dtype=torch.float64)
-    logprobs, batch = sampled_batch(
-        [i["teacher_logp"]], i["student_logp"], sampler_logprobs_BT=rollout, advantages_BT=outcome
-    )
-    found = opd.loss(batch, spec)
-    found.loss.backward()
-    assert logprobs.grad is not None
+    mask = torch.tensor([i["mask"]], dtype=torch.bool)
+
+    def step(teacher: list[float], outcome: float) -> tuple[float, Tensor, Batch]:
+        constant = torch.full(mask.shape, outcome, dtype=torch.float64)
+        logprobs, batch = sampled_batch(
+            [teacher], i["student_logp"], i["mask"], sampler_logprobs_BT=rollout, advantages_BT=constant
+        )
+        loss = opd.loss(batch, spec).loss
+        (gradient,) = torch.autograd.grad(loss, logprobs)
+        return loss.item(), gradient[0], batch
+
+    loss, gradient, batch = step(i["teacher_logp"], i["outcome_advantage"])
+    _, even, _ = step([p + 1.0 for p in i["student_logp"]], 0.0)
     advantages = gaps(batch, Distillation(over=over), "equal")
-    ratio = (logprobs.detach() - rollout).exp()
-    own = logprobs.grad[0] * -len(i["mask"])
-    combined = advantages + i["alpha"] * outcome
+    combined = torch.where(mask, advantages + i["alpha"] * i["outcome_advantage"], 0.0)
     return {
         "opd_advantage": advantages[0].tolist(),
         "combined_advantage": combined[0].tolist(),
-        "ratio": ratio[0].tolist(),
-        "weight": torch.where(combined[0] != 0, own / combined[0], 0.0).tolist(),
-        "loss": found.loss.item(),
-        "grad_wrt_student_logp": logprobs.grad[0].tolist(),
+        "ratio": (batch.logprobs_BT.detach() - rollout).exp()[0].tolist(),
+        "weight": (-even * mask.sum()).tolist(),
+        "loss": loss,
+        "grad_wrt_student_logp": gradient.tolist(),
     }
 
 

@@ -31,13 +31,24 @@ def _mask(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.bool)
 
 
+def _spread(advantage: Any, shape: Any) -> Tensor:
+    """Return advantages by token; they are given by row or by token."""
+    given = _t(advantage)
+    return (given[:, None] if given.dim() == 1 else given).expand(shape)
+
+
 def _batch(logp: Tensor, old: Tensor, advantage: Any, mask: Tensor, mean: Any = "token") -> Batch:
     return Batch(
         logp,
         token_weights(mask, mean).double(),
         sampler_logprobs_BT=old,
-        advantages_BT=_t(advantage).reshape(-1, 1).expand(logp.shape),
+        advantages_BT=_spread(advantage, logp.shape),
     )
+
+
+def _ratio(logp: Tensor, old: Tensor) -> Tensor:
+    """Return the ratio of every token, masked ones included."""
+    return importance_ratio(logp, old, torch.ones_like(logp, dtype=torch.bool))
 
 
 def _gradient(loss: Tensor, of: Tensor) -> list[Any]:
@@ -97,8 +108,8 @@ def dapo_clip(i: Json) -> Json:
     logp, old, mask = _t(i["logp"], grad=True), _t(i["old_logp"]), _mask(i["mask"])
     clips: Json = {"clip_low": i["eps_low"], "clip_high": i["eps_high"]}
     spec = DAPO(type="dapo", **clips)
-    ratio = importance_ratio(logp, old, mask)
-    advantages = _t(i["advantage"]).expand(logp.shape)
+    ratio = _ratio(logp, old)
+    advantages = _spread(i["advantage"], logp.shape)
     token = dapo.loss(_batch(logp, old, i["advantage"], mask), spec)
     dual = DAPO(type="dapo", dual_clip=i["dual_clip_c"], **clips)
     constant = _batch(logp, old, i["advantage"], mask, logp.shape[1])
@@ -141,12 +152,11 @@ def cispo_case(i: Json) -> Json:
         "two_sided": CISPO(type="cispo", ratio_low=1 - low, ratio_high=1 + high),
         "upper_cap": CISPO(type="cispo", ratio_high=i["upper_cap"]),
     }
-    found: Json = {"ratio": importance_ratio(logp, old, mask).tolist()}
+    found: Json = {"ratio": _ratio(logp, old).tolist()}
     for name, spec in specs.items():
-        loss = cispo.loss(_batch(logp, old, i["advantage"], mask), spec).loss
-        gradient = _gradient(loss, logp)
-        found |= {f"loss_{name}": loss.item(), f"grad_wrt_logp_{name}": gradient}
-        found[f"weight_{name}"] = (-_t(gradient) * mask.sum()).tolist()
+        loss, even = (cispo.loss(_batch(logp, old, a, mask), spec).loss for a in (i["advantage"], [1.0] * len(logp)))
+        found |= {f"loss_{name}": loss.item(), f"grad_wrt_logp_{name}": _gradient(loss, logp)}
+        found[f"weight_{name}"] = (-_t(_gradient(even, logp)) * mask.sum()).tolist()
     return found
 
 
@@ -247,7 +257,7 @@ def staleness(i: Json) -> Json:
 def gigpo_case(i: Json) -> Json:
     names = list(dict.fromkeys(i["trajectory"]))
     rewarded, places = _walked(i, {n: _sum_of(i, "step_reward", n) for n in names}, dict.fromkeys(names, True))
-    base: Json = {"type": "gigpo", "discount": i["gamma"], "turn_coef": i["omega"]}
+    base: Json = {"type": "gigpo", "discount": i["gamma"], "turn_coef": i["omega"], "turn_rewards": True}
 
     def spread(values: Any) -> list[float]:
         return [values[n][k] for n, k in places]
@@ -305,13 +315,13 @@ def _walked(i: Json, rewards: Json, success: Json) -> tuple[Rewarded, list[tuple
     """Return one group of walks, and the (trajectory, turn) of each row of the case."""
     names = list(dict.fromkeys(i["trajectory"]))
     valid = i.get("action_valid", [1] * len(i["trajectory"]))
+    earned = i.get("step_reward", [0.0] * len(i["trajectory"]))
     places: list[tuple[int, int]] = []
     walks: list[Walk] = []
     for name in names:
         rows = [r for r, n in enumerate(i["trajectory"]) if n == name]
-        walks.append(
-            Walk([i["anchor_observation"][r] for r in rows], [bool(valid[r]) for r in rows], bool(success[name]))
-        )
+        anchors, called = [i["anchor_observation"][r] for r in rows], [bool(valid[r]) for r in rows]
+        walks.append(Walk(anchors, called, bool(success[name]), [float(earned[r]) for r in rows]))
     for row, name in enumerate(i["trajectory"]):
         places.append((names.index(name), i["trajectory"][:row].count(name)))
     return Rewarded([float(rewards[n]) for n in names], ["task"] * len(names), walks=walks), places
@@ -351,15 +361,12 @@ def value_loss(i: Json) -> Json:
 def dis_sao(i: Json) -> Json:
     logp, old, mask = _t([i["logp"]], grad=True), _t([i["rollout_logp"]]), _mask([i["mask"]])
     spec = SAO(type="sao", drift_low=i["eps_low"], drift_high=i["eps_high"])
-    weights = token_weights(mask, "token").double()
-    output = sao.loss(Batch(logp, weights, old, advantages_BT=_t([i["advantage"]])), spec)
-    gradient = _gradient(output.loss, logp)[0]
-    count = sum(i["mask"])
+    output, even = (sao.loss(_batch(logp, old, [a], mask), spec) for a in (i["advantage"], [1.0]))
     return {
-        "ratio": importance_ratio(logp, old, mask)[0].tolist(),
-        "weight": [-g * count / a for g, a in zip(gradient, i["advantage"], strict=True)],
+        "ratio": _ratio(logp, old)[0].tolist(),
+        "weight": (-_t(_gradient(even.loss, logp)[0]) * mask.sum()).tolist(),
         "loss": output.loss.item(),
-        "grad_wrt_logp": gradient,
+        "grad_wrt_logp": _gradient(output.loss, logp)[0],
         "kept_fraction": 1 - output.metrics["clip_fraction"].item(),
     }
 

@@ -31,6 +31,8 @@ GATE = "      - {metric: success, set: golden, at_least: 0.5}\n"
         ([("type: grpo", "type: grpo\n      replay: {demonstrations: {sets: [train]}}")], "stages[1].algorithm.replay.demonstrations.sets[0]: found train, which holds problems; replay.demonstrations takes demonstrations"),
         ([("type: grpo", "type: grpo\n      replay: {demonstrations: {sets: [demos, demos]}}")], "stages[1].algorithm.replay.demonstrations.sets[1]: demos is named twice"),
         ([("type: grpo", "type: grpo\n      adversarial: 0.2")], "stages[1].algorithm.adversarial: asks for adversarial problems, but there are none: set environments.NAME.adversarial above 0"),
+        ([("type: grpo", "type: gigpo\n      turn_rewards: true")], "stages[1].algorithm.turn_rewards: no turn earns anything by itself: give reward a process_cap with process_per_call or process_per_error, or name in reward.soft a reward model that learns turns"),
+        ([("type: grpo", "type: ppo\n      turn_rewards: true\n      replay: {history: {}}")], "turn_rewards: replay.history keeps the whole reward of a trajectory alone; leave one out"),
         ([("type: grpo", "type: grpo\n      replay: {}")], "expected history, demonstrations or both"),
         ([("type: grpo", "type: grpo\n      curriculum: {bnd: [0, 1]}")], "stages[1].algorithm.curriculum.bnd: unknown key; did you mean band?"),
         ([("data: [train]", "data: []")], "stages[1].data: found no data set"),
@@ -132,4 +134,6 @@ def test_what_is_right(tmp_path: Path) -> None:
         tmp_path,
         (GOLDEN, f"{GOLDEN[:-1]}, where: \"problem.type in ['mail'] and 'adversarial' not in problem.tags\"}}"),
     )
+    earns = "verifiers:", "reward: {process_cap: 0.1, process_per_call: 0.02}\nverifiers:"
+    load(tmp_path, earns, ("type: grpo", "type: turn_ppo\n      turn_rewards: true"))
     assert GATE

@@ -40,7 +40,8 @@ class LearntVerifier:
         numbers = self._scorer.numbers(trajectory.ids[: ends[-1]], ends)
         scores = [self._scorer.scale.score(n) for n in numbers]
         score = one_score(scores, self._spec.turns)
-        evidence = {"stage": self._spec.stage, "scores": [round(s, 6) for s in scores], "problem": problem.id}
+        by_turn = "turn_scores" if self._scorer.learns == "turns" and self._spec.turns == "mean" else "scores"
+        evidence = {"stage": self._spec.stage, by_turn: [round(s, 6) for s in scores], "problem": problem.id}
         return Verdict(self._name, self.version, score, score >= self._spec.passes_from, evidence)
 
     def _ends(self, trajectory: Trajectory) -> list[int]:

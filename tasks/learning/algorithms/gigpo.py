@@ -1,10 +1,10 @@
 """GiGPO: clipped policy gradient with credit by turn, among turns that start from the same state (arXiv:2505.10978).
 
-G_t = r_t + discount G_{t+1}, the reward standing on the last turn. A_turn = G_t less its mean over the visits of the same
-state in the group (by their sample std + std_floor where scaled; 0 for a state visited once). A = A_trajectory +
-turn_coef A_turn, A_trajectory = R less the group's mean over trajectories, or over turns (as the reference code has it).
-L as in GRPO, every token of a turn with the turn's A. Left out: states that are alike and not equal.
-B trajectories, T tokens.
+G_t = r_t + discount G_{t+1}, the reward standing on the last turn; with `turn_rewards` a turn has what it earned by itself
+and the last one the rest too. A_turn = G_t less its mean over the visits of the same state in the group (by their sample
+std + std_floor where scaled; 0 for a state visited once). A = A_trajectory + turn_coef A_turn, A_trajectory = R less the
+group's mean over trajectories, or over turns (as the reference code has it). L as in GRPO, every token of a turn with the
+turn's A. Left out: states that are alike and not equal. B trajectories, T tokens.
 """
 
 from dataclasses import replace
@@ -35,8 +35,13 @@ def _over_turns(rewards: list[float], turns: list[int], floor: float | None) -> 
 
 def turn_returns(rewarded: Rewarded, i: int, spec: GiGPO) -> list[float]:
     """Return the discounted reward from each turn on."""
-    turns = len(rewarded.walks[i].anchors)
-    return [rewarded.value(i) * spec.discount ** (turns - 1 - k) for k in range(turns)]
+    walk, discount = rewarded.walks[i], spec.discount
+    turns, own = len(walk.anchors), walk.rewards if spec.turn_rewards else ()
+    rest = rewarded.value(i) - sum(own)
+    return [
+        rest * discount ** (turns - 1 - k) + sum(own[j] * discount ** (j - k) for j in range(k, len(own)))
+        for k in range(turns)
+    ]
 
 
 def turns_own(rewarded: Rewarded, spec: GiGPO) -> dict[tuple[int, int], float]:

@@ -3,7 +3,8 @@
 L = sum_k w_k max(-rho_k A_k, -clip(rho_k, 1 - clip_low, 1 + clip_high) A_k) over turns k, by default their mean;
 rho_k = exp of the mean (geometric) or of the sum (product) of log pi - log pi_old over the turn's tokens. A_k by
 generalised advantage estimation over turns, V_k the critic's value before the turn's first token, the reward on the last
-turn. Left out: rewards of single turns. B trajectories, T tokens.
+turn (with `turn_rewards` what a turn earned by itself on that turn, the rest on the last). Left out: nothing.
+B trajectories, T tokens.
 """
 
 from specs.value_based import TurnPPO

@@ -102,6 +102,42 @@ def test_what_failed_costs_and_is_bounded_and_a_fault_that_was_declared_is_not_i
     assert dominance(reward, 8).worst_success == pytest.approx(0.9)
 
 
+def earned(t: Trajectory) -> list[float]:
+    return [own.reward for own in t.turns]
+
+
+def test_a_turn_has_what_its_call_earned_and_smaller_where_the_cap_binds() -> None:
+    reward = Reward(outcome={"right": 1.0}, process_cap=0.1, process_per_call=0.02, process_per_error=-0.03)
+    t = judged(trajectory(calls=4, changed=2, errors=1), reward, right=1.0)
+    assert earned(t) == pytest.approx([0.02, 0.02, 0.0, -0.03])
+    assert sum(earned(t)) == pytest.approx(t.reward_parts["process"])
+    t = judged(trajectory(calls=8, changed=8), reward, right=1.0)
+    assert earned(t) == pytest.approx([0.1 / 8] * 8)
+    assert earned(judged(trajectory(calls=3, changed=3), safe=0.0, right=1.0, polite=1.0, tools=1.0)) == [0.0] * 3
+    judged(t, reward, right=None)
+    assert earned(t) == [0.0] * 8
+    assert earned(judged(trajectory(calls=2, changed=2), Reward(), state=1.0)) == [0.0, 0.0]
+
+
+def test_a_turn_has_its_share_of_a_score_that_is_the_mean_of_the_turns() -> None:
+    @dataclass
+    class ByTurn(Says):
+        scores: tuple[object, ...] = ()
+
+        def verify(self, trajectory: Trajectory, problem: Problem) -> Verdict:
+            return Verdict(self.name, self.version, self.score, True, {"turn_scores": list(self.scores)})
+
+    reward = Reward(outcome={"right": 1.0}, soft={"steps": 0.2}, process_cap=0.1, process_per_call=0.01)
+
+    def by(score: float, *scores: object) -> list[float]:
+        t = trajectory(calls=2, changed=1)
+        judge(t, PROBLEM, {"right": Says("right", 1.0), "steps": ByTurn("steps", score, None, "s@1", scores)}, reward)
+        return earned(t)
+
+    assert by(0.5, 0.2, 0.8) == pytest.approx([0.01 + 0.02, 0.08])
+    assert by(0.2, 0.2, 0.8) == by(0.5, 0.5) == by(0.5, "0.2", 0.8) == pytest.approx([0.01, 0.0])
+
+
 def test_repeated_tokens_of_the_policy_cost_their_share() -> None:
     reward = Reward(outcome={"right": 1.0}, repetition=Repetition(ngram=2, coef=0.2))
     again = judged(trajectory(written=(1, 2, 1, 2, 1)), reward, right=1.0)  # 12 21 12 21: two of four stood before

@@ -23,6 +23,36 @@ def test_observations_are_skipped_and_the_reward_stands_on_the_last_trained_toke
     assert [v for v in returns if v] == pytest.approx(packed[1:])
 
 
+def test_what_turns_earned_by_themselves_stands_on_them_and_the_rest_at_the_end():
+    values = [9.0, 0.1, 0.2, 9.0, 0.4, 0.6, 9.0, 0.5]
+    mask = [False, True, True, False, True, True, False, True]
+    own = [0.0, 0.3, 0.3, 0.0, -0.2, -0.2, 0.0, 0.0]
+
+    def returns(spec, *, by_turn=False, mask=mask, own=own):
+        made = row(mask, 1.0)
+        made.rewards = own
+        return estimate([made], [values], spec, by_turn=by_turn).returns[0]
+
+    monte_carlo = {"gae_lambda": 1.0, "discount": 1.0, "whiten": False}
+    by_token = PPO(type="ppo", turn_rewards=True, **monte_carlo)
+    assert returns(by_token) == pytest.approx([0, 1.0, 1.0, 0, 0.7, 0.7, 0, 0.9])
+    assert returns(PPO(type="ppo", **monte_carlo)) == pytest.approx([0, 1, 1, 0, 1, 1, 0, 1])
+    assert returns(by_token, own=None) == pytest.approx([0, 1, 1, 0, 1, 1, 0, 1])
+    turns = TurnPPO(type="turn_ppo", turn_rewards=True, **monte_carlo)
+    assert returns(turns, by_turn=True) == pytest.approx([0, 1.0, 0, 0, 0.7, 0, 0, 0.9])
+    without = [False, True, True, False, False, False, False, True]  # nothing of the second turn trains
+    assert returns(by_token, mask=without) == pytest.approx([0, 1.0, 1.0, 0, 0, 0, 0, 0.7])
+
+
+def test_the_contexts_of_a_trajectory_share_its_reward_whatever_their_turns_earned():
+    spec = PPO(type="ppo", turn_rewards=True, gae_lambda=1.0, whiten=False)
+    rows = [row([False, True], 1.0), row([False, True, True], 1.0)]
+    for part, own in zip(rows, ([0.0, 0.25], [0.0, 0.0, 0.0]), strict=True):
+        part.trajectory, part.contexts, part.rewards = "t", 2, own
+    found = estimate(rows, [[0.0] * 2, [0.0] * 3], spec).returns
+    assert found == [pytest.approx([0, 1.0]), pytest.approx([0, 0.75, 0.75])]
+
+
 def test_the_critic_may_learn_with_another_lambda_than_the_policy():
     spec = SAO(type="sao")
     made = row([False, True, True, True, True], 1.0)

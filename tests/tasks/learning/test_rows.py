@@ -2,7 +2,7 @@ import pytest
 
 from specs.errors import DataError, TrainingError
 from specs.records import Source, Status, Trajectory, Turn
-from tasks.learning.rows import TrainingRow, check_rows, merge_reports, rows_from
+from tasks.learning.rows import TrainingRow, behind, check_rows, merge_reports, rows_from
 
 P, U, A, T = Source.TEMPLATE, Source.USER, Source.POLICY, Source.TOOL
 
@@ -112,3 +112,14 @@ def test_turns_with_advantages_of_their_own_give_them_to_their_tokens():
     assert [(r.trajectory, r.contexts) for r in rows] == [("t", 2)] * 2
     (cut, _), _ = rows_from([made], max_length=3, behaviour=True, advantages={"t": 0.25}, turn_advantages=own)
     assert cut.advantages == [0, 0.5, 0.5]
+
+
+def test_rewards_of_turns_come_along_with_what_a_policy_gradient_reads():
+    made = trajectory([P, A, A, T, A])
+    made.turns = [Turn(1, 3, "", None, None, reward=0.25), Turn(4, 5, "", None, None)]
+    (row,), _ = rows_from([made], max_length=4, behaviour=True)
+    assert row.rewards == [0.0, 0.25, 0.25, 0.0]
+    assert behind([7, 7], row).rewards is None
+    assert rows_from([made], max_length=9)[0][0].rewards is None
+    made.turns[0].reward = 0.0
+    assert rows_from([made], max_length=9, behaviour=True)[0][0].rewards is None

@@ -108,6 +108,12 @@ def test_the_policy_comes_near_its_teacher(taught, good, over):
     assert report.taught_tokens == report.trained_tokens > 0
 
 
+def test_fewer_problems_than_a_step_takes_are_all_used_and_told(taught, good):
+    report = run(taught, [OpenTeacher("good", good)], spec(steps=1, problems_per_step=40))
+    assert report.notes == ["a step asks for 40 problems but there are 32; each uses all of them"]
+    assert report.rollouts == 64
+
+
 def test_a_resumed_stage_ends_with_the_same_weights(taught, good, tmp_path):
     made = spec(steps=4, over=SampledTokens(kind="sampled"))
     whole = student(taught)

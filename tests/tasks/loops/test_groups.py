@@ -131,6 +131,20 @@ def test_a_group_of_equal_rewards_is_flat_also_where_turns_are_compared(kind):
     assert (stats.flat, stats.unmoved, len(stats.turn_advantages["g1"])) == (False, [], 2)
 
 
+def test_what_a_turn_earned_by_itself_counts_there_where_that_is_asked_for():
+    made = group("g", [1.1, 0.0])
+    for one, earned in zip(made, (0.1, 0.0), strict=True):
+        one.turns = [Turn(1, 2, "", None, Observation({"a": 1}), reward=earned), Turn(2, 3, "", None, None)]
+    plain, by_turn = (
+        group_stats(
+            made, policy_gradient_from({"type": "gigpo", "discount": 0.5, "turn_rewards": asked})
+        ).turn_advantages
+        for asked in (False, True)
+    )
+    assert plain["g0"] == pytest.approx([0.55 + 0.275, 0.55 + 0.55])
+    assert by_turn["g0"] == pytest.approx([0.55 + (0.1 + 0.5) / 2, 0.55 + 0.5])
+
+
 def test_turns_stand_in_the_same_state_by_observation_or_by_history():
     (made,) = group("g", [1.0])
     first = ToolCall("find", {"x": 1}, "")
@@ -138,12 +152,13 @@ def test_turns_stand_in_the_same_state_by_observation_or_by_history():
         Turn(1, 2, "", first, Observation({"a": 1})),
         Turn(2, 2, "", ToolCall("find", {}, "", error="missing_argument"), Observation({"e": 1}, is_error=True)),
         Turn(2, 3, "", first, Observation({"a": 1})),
-        Turn(3, 3, "", None, None),
+        Turn(3, 3, "", None, None, reward=0.1),
     ]
     walk = walk_of(made, "observation")
     assert walk.anchors[0] == ""
     assert walk.anchors[1] == walk.anchors[3] != walk.anchors[2]
     assert walk.valid == [True, False, True, True]
+    assert walk.rewards == [0.0, 0.0, 0.0, 0.1]
     assert len(set(walk_of(made, "history").anchors)) == 4
 
 

@@ -20,6 +20,7 @@ from tasks.loops.fit import Hooks
 from tasks.loops.on_policy import OnPolicy, train_policy_gradient
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.stepping import check_cut, fallen
 from tasks.loops.updates import policy_updates
 from tasks.policy.lora import adapted
 from tests.tasks.loops.toy import problem, taught_policy, toy_arena
@@ -159,6 +160,15 @@ def test_some_without_a_verdict_take_no_part(taught):
     assert figures["too_few_valid_groups"] == pytest.approx(1 / 6)
 
 
+def test_fewer_problems_than_a_step_takes_are_all_used_and_told(taught):
+    spec = SPEC.model_copy(update={"steps": 2, "problems_per_step": 7})
+    _, run = stage(taught, spec)
+    report = run()
+    assert report.notes == ["problems_per_step is 7 but there are 6 problems; each step uses all of them"]
+    assert report.rollouts == 2 * 6 * spec.group_size
+    assert not stage(taught, spec.model_copy(update={"problems_per_step": 6}))[1]().notes
+
+
 def test_cut_trajectories_are_left_out_or_stop_the_stage(taught):
     spec = SPEC.model_copy(update={"steps": 1, "truncated": "mask", "max_truncated": 0.01})
     _, run = stage(taught, spec, max_new_tokens=2)
@@ -170,6 +180,51 @@ def test_cut_trajectories_are_left_out_or_stop_the_stage(taught):
     cut = report.curve[0]["truncated"]
     assert 0 < cut < 0.9
     assert 0 < report.dropped["truncated"] <= round(cut * 24)
+
+
+def test_a_policy_that_an_update_broke_is_not_told_to_write_more(taught):
+    wild = Optimizer(kind="adamw", learning_rate=30.0)
+    _, run = stage(taught, SPEC.model_copy(update={"optimizer": wild}))
+    told = (
+        r"step 1: \d+ % of the trajectories were cut.*; it was \d % in step 0, before the update of step 0\. .*lower "
+        r"optimizer\.learning_rate \(now 30\)"
+    )
+    with pytest.raises(TrainingError, match=told):
+        run()
+
+
+def _curve(*cut, updated=True):
+    return [{"truncated": share, "updated": float(updated)} for share in cut]
+
+
+@pytest.mark.parametrize(
+    ("curve", "told"),
+    [
+        ([], "raise agent.max_new_tokens"),
+        (_curve(0.05), "it was 5 % in step 0, before the update of step 0"),
+        (_curve(0.0, 0.02, 0.05, 0.6), "it was 2 % in step 1, before the updates of step 1, 2, 3"),
+        (_curve(0.02, updated=False), "raise agent.max_new_tokens"),
+        (_curve(0.0, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8), "raise agent.max_new_tokens"),
+    ],
+    ids=["first step", "one update", "some", "none", "slowly"],
+)
+def test_what_cut_trajectories_are_blamed_on(curve, told):
+    with pytest.raises(TrainingError, match=f"step {len(curve)}: 95 % .* cut, max_truncated is 0.9; .*{told}") as found:
+        check_cut({"truncated": 0.95}, SPEC, curve, 0.1)
+    assert ("learning_rate (now 0.1)" in str(found.value)) == told.startswith("it was")
+    check_cut({"truncated": 0.8}, SPEC, curve, 0.1)
+
+
+def test_a_stage_that_came_to_nothing_by_its_updates_says_so(taught):
+    told = ". Success was 0.80 in step 1 and is 0.10, after updates: before any of that, lower optimizer.learning_rate (now 0.5)"
+    steps = [{"success": s, "updated": float(u)} for s, u in ((0.5, 1), (0.8, 1), (0.2, 1), (0.1, 0))]
+    assert fallen(steps, 0.5).startswith(told)
+    assert fallen([line | {"updated": 0.0} for line in steps], 0.5) == fallen(steps[:2], 0.5) == ""
+    assert fallen([{"success": 0.0, "updated": 1.0}] * 2, 0.5) == ""
+    wild = Optimizer(kind="muon", learning_rate=0.1)
+    _, run = stage(taught, SPEC.model_copy(update={"optimizer": wild, "steps": 9, "max_flat_steps": 2}))
+    with pytest.raises(TrainingError, match=r"so there is nothing to learn.*Success was 0\.\d+ in step 0 and is 0\.00"):
+        run()
 
 
 def test_rollouts_of_finished_parts_are_not_drawn_again(taught, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from specs.optimizer import Optimizer
 from specs.records import Observation, Pair, ToolCall
 from specs.reward_models import RewardModel, TurnLabels
 from specs.verifiers import RewardModelVerifier
+from tasks.evidence.judge import turn_scores
 from tasks.evidence.verifiers import build, verifier_for
 from tasks.evidence.verifiers.reward_model import one_score
 from tasks.learning.algorithms import loss_for
@@ -117,6 +118,9 @@ def test_turns_learn_their_labels(rolled, tmp_path):
     verdict = verifier_for("steps", SPEC, folder).verify(found[0], problem(0))
     assert len(verdict.evidence["scores"]) == len(found[0].turns)
     assert verdict.passed is ((verdict.score or 0) >= 0.5)
+    assert turn_scores(verdict, len(found[0].turns)) == []
+    mean = verifier_for("steps", SPEC.model_copy(update={"turns": "mean"}), folder).verify(found[0], problem(0))
+    assert turn_scores(mean, len(found[0].turns)) == verdict.evidence["scores"]
 
 
 def turns_of(*seen, success, id="t", problem_id="p", **more):

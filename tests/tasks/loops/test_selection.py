@@ -1,11 +1,14 @@
 import math
 
 import pytest
+from pydantic import ValidationError
 
 from specs.errors import TrainingError
 from specs.records import Observation, Status, ToolCall, Turn
-from specs.supervised import RFT, RewardWeighted
-from tasks.loops.selection import require_positives, select, select_weighted
+from specs.supervised import RFT, Diversity, RewardWeighted
+from tasks.loops.selection import gain, overlap, require_positives, select, select_weighted
+from tasks.statistics.intervals import Interval
+from tasks.statistics.paired import tango_interval
 from tests.tasks.learning.test_rows import A, U, trajectory
 
 EXAMPLE = [
@@ -35,6 +38,59 @@ def test_worked_example_of_selection():
     assert chosen.dropped == {"below_threshold": 3, "outside_band": 2, "beyond_top_k": 1}
     assert chosen.positive_rate == pytest.approx(2 / 3)
     assert chosen.to_json()["pass_rate_histogram"] == [1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1]
+
+
+def test_rounds_are_compared_on_the_problems_that_they_share():
+    before = {"a": 0.5, "b": 0.0, "c": 0.25, "d": 0.0, "gone": 1.0}
+    now = {"a": 0.25, "b": 0.25, "c": 0.0, "d": 1.0, "new": 1.0}
+    found = gain(before, now)
+    assert (found.estimate, found.n) == (0.25, 4)
+    assert found == tango_interval(2, 1, 4)
+    assert found.low < 0 < found.high
+    assert gain({"a": 1.0}, {"b": 1.0}) == Interval(0.0, -1.0, 1.0)
+
+
+def calling(name, reward, *calls, ids):
+    made = drawn("p", name, reward, tokens=len(ids) - 1, ids=ids)
+    made.turns = [Turn(0, 0, "", ToolCall("find", {"x": x, "y": 1}, f"{name}{x}"), None) for x in calls]
+    return made
+
+
+def test_of_those_that_are_too_alike_the_better_one_is_used():
+    made = [
+        calling("a", 1.0, 1, 2, ids=[0, 1, 2, 3, 4, 5]),
+        calling("b", 2.0, 1, 2, ids=[0, 6, 7, 8, 9]),
+        calling("c", 1.0, 2, 1, ids=[0, 1, 2, 3, 4, 6]),
+        calling("d", 1.0, ids=[0, 6, 7]),
+        calling("e", 1.0, ids=[0, 9, 8]),
+    ]
+
+    def chosen(**spec):
+        found = select(made, RFT(type="rft", top_k=None, diversity=Diversity(**spec)))
+        return "".join(found.ids), found.dropped
+
+    assert chosen(calls=True) == ("bcde", {"same_calls": 1})
+    # the 3-grams of a and c: 123 234 345 and 123 234 346, two of four in common
+    assert chosen(max_overlap=0.5) == ("abcde", {})
+    assert chosen(max_overlap=0.49) == ("abde", {"overlap": 1})
+    assert chosen(max_overlap=0.49, ngram=1) == ("ab", {"overlap": 3})
+    assert chosen(calls=True, max_overlap=0.49) == ("bcde", {"same_calls": 1})
+    best = select(made, RFT(type="rft", top_k=2, diversity=Diversity(calls=True)))
+    assert (best.ids, best.dropped) == (["b", "c"], {"same_calls": 1, "beyond_top_k": 2})
+
+
+def test_the_overlap_of_two_sets_is_a_share():
+    assert overlap({(1,), (2,)}, {(2,), (3,)}) == pytest.approx(1 / 3)
+    assert (overlap(set(), set()), overlap({(1,)}, set())) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({}, "expected calls: true, max_overlap or both"), ({"calls": True, "ngram": 4}, "ngram is not read without")],
+)
+def test_a_diversity_that_compares_nothing_is_refused(settings, told):
+    with pytest.raises(ValidationError, match=told):
+        Diversity(**settings)
 
 
 def test_what_was_cut_never_counts_as_an_answer():

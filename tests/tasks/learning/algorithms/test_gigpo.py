@@ -8,8 +8,8 @@ from tests.tasks.learning.algorithms.gradients import LOGPROBS, MASK, OLD, batch
 SPEC = GiGPO(type="gigpo")
 
 
-def walk(*anchors, success=True):
-    return Walk(anchors, [True] * len(anchors), success)
+def walk(*anchors, success=True, rewards=()):
+    return Walk(anchors, [True] * len(anchors), success, rewards)
 
 
 def test_turns_are_compared_with_others_from_the_same_state():
@@ -21,6 +21,18 @@ def test_turns_are_compared_with_others_from_the_same_state():
     assert made[0] == pytest.approx([1 / 3 + first[0] - mean, 1 / 3 + 0.5])
     assert made[1] == pytest.approx([1 / 3 + first[1] - mean, 1 / 3, 1 / 3])
     assert made[2] == pytest.approx([-2 / 3 + first[2] - mean, -2 / 3 - 0.5])
+
+
+def test_a_turn_may_have_what_it_earned_by_itself():
+    walks = [walk("s", "a", "b", rewards=[0.2, 0.0, -0.1]), walk("s", "a", success=False, rewards=[0.0, 0.0])]
+    rewarded = Rewarded([1.1, 0.0], ["g"] * 2, walks=walks)
+    own = GiGPO(type="gigpo", discount=0.5, turn_rewards=True)
+    last = 1.1 - 0.2
+    assert gigpo.turn_returns(rewarded, 0, own) == pytest.approx([0.2 + 0.25 * last, 0.5 * last, last])
+    assert gigpo.turn_returns(rewarded, 1, own) == [0.0, 0.0]
+    whole = GiGPO(type="gigpo", discount=0.5)
+    assert gigpo.turn_returns(rewarded, 0, whole) == pytest.approx([0.275, 0.55, 1.1])
+    assert gigpo.advantages(rewarded, own) == gigpo.advantages(rewarded, whole)
 
 
 def test_groups_do_not_mix_and_missing_rewards_take_no_part():

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from specs.algorithms import POLICY_GRADIENTS, policy_gradient_from
-from specs.group_relative import DAPO, REINFORCE, RLOO, Resample, SoftOverlong
+from specs.group_relative import CISPO, DAPO, GSPO, REINFORCE, RLOO, Resample, SoftOverlong
 from specs.grpo import GRPO
 from specs.policy_gradient import Correction
-from specs.value_based import ValueBased
+from specs.value_based import SAO, TurnPPO, ValueBased
 from tasks.learning.algorithms import loss_for, policy_gradient_for
 from tasks.learning.grouping import Rewarded
 from tasks.learning.surrogate import kl_k2, kl_k3, kl_k3_plus
-from tasks.tensors import token_weights
+from tasks.tensors import token_weights, turn_numbers, turn_sums
 from tests.tasks.learning.algorithms.gradients import (
     ADVANTAGES,
     ALL,
@@ -80,6 +80,56 @@ def test_any_split_of_the_rows_adds_up(spec, made):
         part.weights_BT = whole.weights_BT[b : b + 1]
         parts.append(loss(part).loss)
     torch.testing.assert_close(torch.stack(parts).sum(), loss(whole).loss)
+
+
+@every
+@given(made=grids(), chance=st.randoms(use_true_random=False))
+@settings(max_examples=10, deadline=None, derandomize=True)
+def test_rows_may_come_in_any_order(spec, made, chance):
+    logprobs, old, mask, advantages = made
+    order = torch.tensor(chance.sample(range(len(logprobs)), len(logprobs)))
+    given_in, loss = logprobs.clone().requires_grad_(), loss_for(spec)
+    plain = loss(batch(given_in, old, mask, advantages, spec_mean(spec)))
+    other = loss(batch(given_in[order], old[order], mask[order], tensor(advantages)[order], spec_mean(spec)))
+    torch.testing.assert_close(other.loss, plain.loss)
+    torch.testing.assert_close(other.metrics, plain.metrics)
+    torch.testing.assert_close(*(torch.autograd.grad(found.loss, given_in)[0] for found in (plain, other)))
+
+
+BOUNDS = {
+    "clip_low": 1 - 1e-12, "clip_high": 1e9, "ratio_low": 0.0, "ratio_high": 1e9, "drift_low": 1.0, "drift_high": 1e9,
+}  # fmt: skip
+bounded = pytest.mark.parametrize(
+    "spec", [s for s in ALL if BOUNDS.keys() & type(s).model_fields], ids=lambda s: s.type
+)
+
+
+def unclipped(spec, logprobs, old, mask, weights, advantages):
+    """Return minus the weighted sum of ratio x advantage, the ratio being the algorithm's own."""
+    d = torch.where(mask, logprobs - old, 0.0)
+    if isinstance(spec, GSPO):
+        d = d.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    if isinstance(spec, TurnPPO):
+        turns = turn_numbers(mask)
+        d = turn_sums(d, turns) / turn_sums(mask.double(), turns).clamp(min=1)
+    if isinstance(spec, CISPO | SAO):  # the ratio is a constant weight
+        return -(weights * d.detach().exp() * advantages * torch.where(mask, logprobs, 0.0)).sum()
+    return -(weights * d.exp() * advantages).sum()
+
+
+@bounded
+@given(made=grids())
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_bounds_that_are_never_reached_are_none(spec, made):
+    logprobs, old, mask, advantages = made
+    wide = spec.model_copy(update={n: v for n, v in BOUNDS.items() if n in type(spec).model_fields})
+    given_in = logprobs.clone().requires_grad_()
+    whole = batch(given_in, old, mask, advantages, spec_mean(spec))
+    found = loss_for(wide)(whole)
+    plain = unclipped(spec, given_in, old, mask, whole.weights_BT, tensor(advantages)[:, None])
+    torch.testing.assert_close(found.loss, plain)
+    assert found.metrics["clip_fraction"] == 0
+    torch.testing.assert_close(*(torch.autograd.grad(loss, given_in)[0] for loss in (found.loss, plain)))
 
 
 def spec_mean(spec):
@@ -187,7 +237,12 @@ def test_k1_is_taken_off_the_advantages():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: GRPO(type="grpo", group_size=1), "greater than or equal to 2"),
+        (
+            lambda: GRPO(type="grpo", group_size=1),
+            "one alone has an advantage of 0; needs at least 2 samples of a problem",
+        ),
+        (lambda: policy_gradient_from({"type": "gigpo", "group_size": 1}), "compared with one another"),
+        (lambda: GRPO(type="grpo", group_size=0), "greater than or equal to 2"),
         (lambda: RLOO(type="rloo", updates_per_batch=2), "needs an importance ratio"),
         (lambda: REINFORCE(type="reinforce", group_size=1, baseline="second_best"), "compares within a group"),
         (lambda: REINFORCE(type="reinforce", decay=0.5), "decay is not read"),
