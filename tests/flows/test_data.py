@@ -231,10 +231,16 @@ def test_a_file_without_records_is_refused(tmp_path: Path, raw: bytes) -> None:
         ('{"id": 2, "text": "x", "expected": {}}', "id is 2, expected a text that is not empty"),
         ('{"id": "2", "text": "x", "expected": []}', "expected is [], expected an object"),
         ('{"id": "2", "text": "x", "expected": {}, "min_calls": true}', "min_calls is True, expected a whole number"),
-        ('{"id": "2", "text": "x", "expected": {}, "min_calls": -100}', "min_calls is -100, expected a whole number of at"),
+        (
+            '{"id": "2", "text": "x", "expected": {}, "min_calls": -100}',
+            "min_calls is -100, expected a whole number of at",
+        ),
         ('{"id": "2", "text": "x", "expected": {}, "min_calls": 1.5}', "min_calls is 1.5"),
         ('{"id": "2", "text": "x", "expected": {}, "tags": [1]}', "tags is [1], expected a list of texts"),
-        ('{"id": "2", "text": "x", "expected": {}, "tags": [{"a": 1}]}', "tags is [{'a': 1}], expected a list of texts"),
+        (
+            '{"id": "2", "text": "x", "expected": {}, "tags": [{"a": 1}]}',
+            "tags is [{'a': 1}], expected a list of texts",
+        ),
         ('{"id": "2", "text": "x", "expected": {}, "tags": ["adversarial", null]}', "expected a list of texts"),
         ('{"id": "2", "text": "x", "expected": {}, "tools": [1]}', "tools is [1], expected a list of objects"),
         ('{"id": "2", "text": " ", "expected": {}}', "text is ' ', expected a text that is not empty"),
