@@ -21,6 +21,7 @@ from tasks import processes
 from tasks.processes import Done
 
 BRANCH = "data"
+LOCAL = f"refs/heads/{BRANCH}"
 MARKER = "tutelage-data.json"
 LOCK_SECONDS = 30.0
 Say = Callable[[str], None]
@@ -36,7 +37,9 @@ class DataBranch:
     home: Path
     worktree: Path
     project: Path | None
-    """None where the project is no git repository and the versions live in a private one."""
+    """None where the versions live in a private repository, made while the project was none."""
+    reference: str = LOCAL
+    """Where its newest commit is read: a remote's branch where that is ahead, or where this clone has none of its own."""
 
     @property
     def cache(self) -> Path:
@@ -81,11 +84,32 @@ def _run(folder: Path, command: list[str], environment: dict[str, str], text: st
 def existing(home: Path) -> DataBranch | None:
     """Return the data branch if anything was published here; changes nothing."""
     project = project_of(home)
-    if project is not None:
-        found = DataBranch(home, project, project)
-        return found if git(project, "rev-parse", "--verify", "-q", f"refs/heads/{BRANCH}", check=False) else None
-    private = home / "dvc" / "repo"
-    return DataBranch(home, private, None) if (private / ".git").exists() else None
+    newest = None if project is None else _newest(project)
+    if project is not None and newest is not None:
+        return DataBranch(home, project, project, newest)
+    return DataBranch(home, private_of(home), None) if (private_of(home) / ".git").exists() else None
+
+
+def private_of(home: Path) -> Path:
+    """Return where versions are kept while the project is no git repository."""
+    return home / "dvc" / "repo"
+
+
+def _newest(project: Path) -> str | None:
+    """Return the branch whose versions are the newest: this clone's, or a remote's that it is behind or has none of."""
+    upstream = _upstream(project)
+    if not git(project, "rev-parse", "-q", "--verify", LOCAL, check=False):
+        return upstream
+    if upstream is None or git(project, "rev-list", "--count", f"{upstream}..{LOCAL}") != "0":
+        return LOCAL
+    return LOCAL if git(project, "rev-list", "--count", f"{LOCAL}..{upstream}") == "0" else upstream
+
+
+def _upstream(project: Path) -> str | None:
+    """Return the branch of data versions that a remote has, origin's first."""
+    found = git(project, "for-each-ref", "--format=%(refname)", f"refs/remotes/*/{BRANCH}").split()
+    found.sort(key=lambda r: r != f"refs/remotes/origin/{BRANCH}")
+    return next((r for r in found if git(project, "cat-file", "-t", f"{r}:{MARKER}", check=False)), None)
 
 
 def project_of(home: Path) -> Path | None:
@@ -101,41 +125,61 @@ def prepare(home: Path, say: Say) -> DataBranch:
     """Return the data branch, made where it is missing. Call it with the lock held."""
     project = project_of(home)
     if project is None:
-        branch = DataBranch(home, home / "dvc" / "repo", None)
+        branch = DataBranch(home, private_of(home), None)
         if not (branch.worktree / ".git").exists():
             branch.worktree.mkdir(parents=True, exist_ok=True)
             git(branch.worktree, "init", "-q", "-b", BRANCH)
             say(
                 f"{home.parent} is no git repository: data versions are kept in {branch.worktree}, local to this folder"
             )
+        edited = _edited_settings(branch)
     else:
         branch = DataBranch(home, home / "dvc" / "worktree", project)
-        _link_worktree(branch, project)
+        linked = (branch.worktree / ".git").exists() and git(branch.worktree, "rev-parse", "--git-dir", check=False)
+        edited = _edited_settings(branch) if linked else None
+        _take_newest(branch, project, say)
+        if not linked:
+            _link_worktree(branch, project)
     _clear_git_locks(branch, say)
     if git(branch.worktree, "rev-parse", "-q", "--verify", "HEAD", check=False):
-        config = branch.worktree / ".dvc" / "config"
-        kept = config.read_text(encoding="utf-8") if config.exists() else None
         branch.git("reset", "-q", "--hard")
         branch.git("clean", "-q", "-f", "-d", "-x", "-e", ".dvc")
-        if kept is not None:  # a remote that somebody added there; the next version commits it
-            _write_if_other(config, kept)
+        if edited is not None:
+            _write_if_other(branch.worktree / ".dvc" / "config", edited)
     _write_settings(branch)
     return branch
 
 
+def _edited_settings(branch: DataBranch) -> str | None:
+    """Return DVC settings that are not committed: a remote that somebody added; the next version commits them."""
+    config = branch.worktree / ".dvc" / "config"
+    if not config.exists():
+        return None
+    text = config.read_text(encoding="utf-8")
+    committed = git(branch.worktree, "show", "HEAD:.dvc/config", check=False)
+    return text if text.rstrip("\n") != committed else None
+
+
+def _take_newest(branch: DataBranch, project: Path, say: Say) -> None:
+    """Make the branch where it is missing, from a remote's or the private repository, and catch up with a remote's."""
+    newest, private = _newest(project), private_of(branch.home)
+    kept = (private / ".git").exists() and git(private, "rev-parse", "-q", "--verify", LOCAL, check=False)
+    if newest is None and kept:
+        git(project, "fetch", "-q", "--no-tags", str(private), f"{LOCAL}:{LOCAL}")
+        say(f"{project} is a git repository now: its branch {BRANCH} begins with the data versions of {private}")
+    elif newest is None:
+        git(project, "update-ref", LOCAL, _first_commit(project))
+    elif newest != LOCAL:
+        if kept and not git(project, "rev-parse", "-q", "--verify", LOCAL, check=False):
+            say(
+                f"the branch {BRANCH} of {project} begins with {newest}; the data versions of {private} stay there alone"
+            )
+        git(project, "update-ref", LOCAL, newest)
+    _check_ours(project, LOCAL)
+
+
 def _link_worktree(branch: DataBranch, project: Path) -> None:
-    """Make the branch, from a remote's where only that exists, and link the worktree to it."""
-    if (branch.worktree / ".git").exists() and git(branch.worktree, "rev-parse", "--git-dir", check=False):
-        _check_ours(project, f"refs/heads/{BRANCH}")
-        return
-    if not git(project, "rev-parse", "-q", "--verify", f"refs/heads/{BRANCH}", check=False):
-        upstream = f"refs/remotes/origin/{BRANCH}"
-        start = git(project, "rev-parse", "-q", "--verify", upstream, check=False)
-        if start and git(project, "cat-file", "-t", f"{upstream}:{MARKER}", check=False):
-            git(project, "update-ref", f"refs/heads/{BRANCH}", start)
-        else:
-            git(project, "update-ref", f"refs/heads/{BRANCH}", _first_commit(project))
-    _check_ours(project, f"refs/heads/{BRANCH}")
+    """Link the worktree to the branch."""
     branch.worktree.parent.mkdir(parents=True, exist_ok=True)
     git(project, "worktree", "prune")
     if branch.worktree.exists():
@@ -181,6 +225,14 @@ def _write_settings(branch: DataBranch) -> None:
         _write_local(branch, branch.project / ".dvc" / "config.local")
 
 
+def has_remote(branch: DataBranch) -> bool:
+    """Return whether the branch, or this machine's settings of it, name the DVC remote to fetch from."""
+    folder = branch.worktree if branch.project is None else branch.home / "dvc" / "worktree"
+    texts = [git(branch.worktree, "show", f"{branch.reference}:.dvc/config", check=False)]
+    texts += [p.read_text(encoding="utf-8") for p in (folder / ".dvc").glob("config*")]
+    return any(_remotes(text)[0] for text in texts)
+
+
 def settings_are_ours(project: Path) -> bool:
     """Return whether the checkout has no DVC settings but those that we write."""
     ignore = project / ".dvc" / ".gitignore"
@@ -195,7 +247,7 @@ def _write_local(branch: DataBranch, path: Path) -> None:
 
 def _write_config(path: Path, core: list[str], more: str = "") -> None:
     """Write DVC settings, keeping the remotes that somebody added and which of them is the default."""
-    default, remotes = _remotes(path)
+    default, remotes = _remotes(path.read_text(encoding="utf-8") if path.exists() else "")
     lines = "".join(f"    {line}\n" for line in [*core, *default])
     _write_if_other(path, f"[core]\n{lines}{more}{remotes}")
 
@@ -206,14 +258,12 @@ def _write_if_other(path: Path, text: str) -> None:
         write_durable(path, text)
 
 
-def _remotes(config: Path) -> tuple[list[str], str]:
+def _remotes(settings: str) -> tuple[list[str], str]:
     """Return the line that names the default remote, if there is one, and the sections of all remotes."""
-    if not config.exists():
-        return [], ""
     default: list[str] = []
     sections: list[str] = []
     kept = False
-    for line in config.read_text(encoding="utf-8").splitlines():
+    for line in settings.splitlines():
         if line.startswith("["):
             kept = line.startswith(("[remote", "['remote"))
         if kept:

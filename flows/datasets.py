@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flows.databranch import BRANCH, DataBranch, Say, existing, git, settings_are_ours, writing
-from flows.durable import FileEntry, digest_entries, sha256_file, write_durable
+from flows.databranch import DataBranch, Say, existing, git, has_remote, settings_are_ours, writing
+from flows.durable import FileEntry, digest_entries, sha256_file, write_dir, write_durable
+from flows.state import State
 from specs.errors import StateError, UsageError
 from tasks.boundary import foreign
 
@@ -149,7 +150,7 @@ def latest(home: Path) -> list[DataVersion]:
     branch = existing(home)
     if branch is None:
         return []
-    names = git(branch.worktree, "ls-tree", "-r", "--name-only", f"refs/heads/{BRANCH}").splitlines()
+    names = git(branch.worktree, "ls-tree", "-r", "--name-only", branch.reference).splitlines()
     found = [versions_of(branch, n[: -len(".dvc")]) for n in names if n.endswith(".dvc")]
     return [v[0] for v in found if v]
 
@@ -173,7 +174,7 @@ def repository_to_name(home: Path) -> Path | None:
 def versions_of(branch: DataBranch, name: str) -> list[DataVersion]:
     """Return every version of a name, the newest first."""
     path = f"{name}.json"
-    commits = git(branch.worktree, "log", "--format=%H", f"refs/heads/{BRANCH}", "--", path, check=False).split()
+    commits = git(branch.worktree, "log", "--format=%H", branch.reference, "--", path, check=False).split()
     found = [_version_at(branch, path, c) for c in commits]
     return [v for v in found if v is not None]
 
@@ -219,30 +220,36 @@ def _full_name(home: Path, branch: DataBranch, name: str) -> str:
     return matching[0] if matching else name
 
 
-def checkout(home: Path, version: DataVersion, target: Path) -> int:
+def checkout(home: Path, version: DataVersion, target: Path, *, say: Say) -> int:
     """Copy a version's files into a new or empty folder, each compared with its digest; return how many.
 
-    StateError names the cache object that is missing or damaged.
+    Objects that are not here are asked of the DVC remote. StateError names the one that is missing or damaged; then
+    the folder is as it was.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: not empty; name a folder that is new or empty")
     branch = existing(home)
     assert branch is not None, "a version was found, so there is a branch"
+    return write_dir(target.absolute(), lambda aside: _copy_out(branch, version, aside, say))
+
+
+def _copy_out(branch: DataBranch, version: DataVersion, folder: Path, say: Say) -> int:
+    if not _intact(branch, version) and has_remote(branch):
+        _fetch(branch, version, say)
     listing = list(_listing(branch, version))
     for name, md5 in listing:
-        path = target / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_object(branch, version, md5), path)
         if _md5(path) != md5:
-            path.unlink()
-            raise _broken(branch, version, md5, "is damaged")
+            raise _damaged(branch, version, md5)
     return len(listing)
 
 
 def _listing(branch: DataBranch, version: DataVersion) -> Iterator[tuple[str, str]]:
     path = _object(branch, version, version.md5)
     if f"{_md5(path)}.dir" != version.md5:
-        raise _broken(branch, version, version.md5, "is damaged")
+        raise _damaged(branch, version, version.md5)
     for entry in json.loads(path.read_bytes()):
         yield entry["relpath"], entry["md5"]
 
@@ -254,29 +261,39 @@ def _cache_path(branch: DataBranch, md5: str) -> Path:
 def _object(branch: DataBranch, version: DataVersion, md5: str) -> Path:
     path = _cache_path(branch, md5)
     if not path.exists():
-        _fetch(branch, version)
-    if not path.exists():
-        raise _broken(branch, version, md5, "is missing")
+        raise _missing(branch, version, path)
     return path
 
 
-def _fetch(branch: DataBranch, version: DataVersion) -> None:
-    """Ask the DVC remote for a version's objects, where the branch names one."""
+def _fetch(branch: DataBranch, version: DataVersion, say: Say) -> None:
+    """Ask the DVC remote for a version's objects, in the worktree, which a fresh clone is given first."""
     from dvc.repo import Repo
 
-    worktree = branch.home / "dvc" / "worktree"
-    if not (worktree / ".dvc" / "config").exists() or "[" not in (worktree / ".dvc" / "config").read_text():
-        return
-    with foreign(f"{version.name} v{version.version}: the DVC remote does not give it"), Repo(str(worktree)) as repo:
-        if repo.config["core"].get("remote"):
-            repo.fetch(targets=[str(worktree / version.name)], revs=[version.commit], workspace=False)
+    logging.getLogger("dvc").setLevel(logging.ERROR)
+    asked = f"{version.name} v{version.version}: the DVC remote does not give it"
+    State(branch.home).prepare()
+    with writing(branch.home, say) as ours:
+        path = ours.worktree / f"{version.name}.dvc"
+        write_durable(path, ours.git("show", f"{version.commit}:{version.name}.dvc") + "\n")
+        # not by DVC's `revs`: those take the remote from the revision, where it may not have been named yet
+        with foreign(asked), Repo(str(ours.worktree)) as opened:
+            repo: Any = opened
+            repo.fetch(targets=[str(path)])
+        ours.git("checkout", "-q", "HEAD", "--", f"{version.name}.dvc")
 
 
-def _broken(branch: DataBranch, version: DataVersion, md5: str, what: str) -> StateError:
-    run_again = version.about.get("program", "the program")
+def _missing(branch: DataBranch, version: DataVersion, path: Path) -> StateError:
+    elsewhere = "the DVC remote has it neither" if has_remote(branch) else "no DVC remote is named to fetch it from"
     return StateError(
-        f"{version.name} v{version.version}: {_cache_path(branch, md5)} {what}; restore it (`dvc fetch` in "
-        f"{branch.home / 'dvc'} where the branch {BRANCH!r} has a remote), or delete it and run {run_again} again"
+        f"{version.name} v{version.version}: {path} is missing, and {elsewhere}; `dvc push` it where the version was made, "
+        f"to a remote that the branch names, or run {version.about.get('program', 'the program')} again"
+    )
+
+
+def _damaged(branch: DataBranch, version: DataVersion, md5: str) -> StateError:
+    again = "check out again" if has_remote(branch) else f"run {version.about.get('program', 'the program')} again"
+    return StateError(
+        f"{version.name} v{version.version}: {_cache_path(branch, md5)} is damaged; delete it and {again}"
     )
 
 

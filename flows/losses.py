@@ -18,6 +18,13 @@ MEAN = {
     "turn": "w = 1 / (turns of the step x trained tokens of the turn) (every turn counts the same)",
     "sequence_sum": "w = 1 / trajectories (token sums: long trajectories count more)",
 }
+_COMPARED = {"rloo": "R - mean of the others", "dr_grpo": "R - mean"}
+_SCALED = {
+    "group_std": "(R - mean) / std",
+    "group_population_std": "(R - mean) / population std",
+    "batch_std": "(R - mean) / std of the step",
+    "none": "R - mean",
+}
 _KL = {
     "k1_in_reward": "k1 of the sampled tokens, taken off A",
     "k2": "k2",
@@ -79,32 +86,14 @@ def _surrogate(spec: PolicyGradientAlgorithm, weight: str, advantage: str) -> st
 def _advantages(spec: PolicyGradientAlgorithm) -> str:
     group = f"within a group of {spec.group_size}"
     match spec:
+        case RLOO() | DrGRPO() | GSPO() | CISPO() | SelfTaught():
+            return f"A = {_COMPARED.get(spec.type, '(R - mean) / std')} {group}"
         case REINFORCE():
-            return {
-                "batch_mean": "A = R - mean of the step",
-                "running_mean": f"A = R - running mean of earlier steps (of which a step keeps {spec.decay:g})",
-                "length_weighted": f"A = R - mean weighted by tokens {group}",
-                "second_best": f"A = (best R - second best R) / std for the best {group}, 0 for the others",
-            }[spec.baseline]
-        case RLOO():
-            return f"A = R - mean of the others {group}"
-        case DrGRPO():
-            return f"A = R - mean {group}"
+            return _against_baseline(spec, group)
         case GRPO():
-            spread = {
-                "group_std": "(R - mean) / std",
-                "group_population_std": "(R - mean) / population std",
-                "batch_std": "(R - mean) / std of the step",
-                "none": "R - mean",
-            }[spec.scale_rewards]
-            return f"A = {spread} {group}"
+            return f"A = {_SCALED[spec.scale_rewards]} {group}"
         case DAPO():
-            if spec.overlong is None:
-                return f"A = (R - mean) / std {group}"
-            begin, limit = spec.overlong.limit - spec.overlong.buffer, spec.overlong.limit
-            return f"A = (R - mean) / std {group}, R less up to 1 between {begin} and {limit} tokens"
-        case GSPO() | CISPO() | SelfTaught():
-            return f"A = (R - mean) / std {group}"
+            return f"A = (R - mean) / std {group}{_overlong(spec)}"
         case GiGPO() | G2PO():
             return _by_turn(spec, group)
         case PPO() | TurnPPO() | SAO():
@@ -114,6 +103,21 @@ def _advantages(spec: PolicyGradientAlgorithm) -> str:
 
 
 _TURN_REWARDS = ", what a turn earned by itself standing there and the rest at the end"
+
+
+def _against_baseline(spec: REINFORCE, group: str) -> str:
+    return {
+        "batch_mean": "A = R - mean of the step",
+        "running_mean": f"A = R - running mean of earlier steps (of which a step keeps {spec.decay:g})",
+        "length_weighted": f"A = R - mean weighted by tokens {group}",
+        "second_best": f"A = (best R - second best R) / std for the best {group}, 0 for the others",
+    }[spec.baseline]
+
+
+def _overlong(spec: DAPO) -> str:
+    if spec.overlong is None:
+        return ""
+    return f", R less up to 1 between {spec.overlong.limit - spec.overlong.buffer} and {spec.overlong.limit} tokens"
 
 
 def _by_critic(spec: PPO | TurnPPO | SAO) -> str:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from specs.algorithms import POLICY_GRADIENTS
+from specs.algorithms import POLICY_GRADIENTS, PREFERENCES
 from specs.errors import ProgramError
 from specs.program import Program
 
@@ -14,14 +14,14 @@ _EPOCHS = {"scratch": 8.0, "pretrained": 1.0}
 _ANY_REWARD = -1e9
 _CUT_OF_TWO = 0.5
 """Standard deviations at which a reward is cut in a group of two, where none is further than 0.7 from the mean."""
-_SIZES = {
+SIZES = {
     "sft": {},
     "rft": {
         "samples": 2, "rounds": 1, "problems": 8, "epochs": 1.0, "min_gain": 0.0,
         "threshold": _ANY_REWARD, "band": [0.0, 1.0], "max_tool_errors": None,
     },
     "reward_weighted": {"samples": 2, "problems": 8, "epochs": 1.0, "require_success": False},
-    "dpo": {"epochs": 1.0}, "ipo": {"epochs": 1.0}, "orpo": {"epochs": 1.0}, "simpo": {"epochs": 1.0},
+    **{name: {"epochs": 1.0} for name in PREFERENCES},
     "short_opd": {
         "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1, "min_coverage": 0.0,
     },
@@ -33,7 +33,7 @@ _SIZES = {
         name: {"samples": 2, "problems": 8, "rounds": 1, "epochs": 1.0, "per_step": 4, "at_least": 0}
         for name in ("from_teacher", "soft_label", "action_distill")
     },
-    "kto": {"epochs": 1.0}, "reward_model": {"epochs": 1.0, "least_accuracy": 0.0}, "prune": {"calibration": 8}, "quantize": {"calibration": 8},
+    "reward_model": {"epochs": 1.0, "least_accuracy": 0.0}, "prune": {"calibration": 8}, "quantize": {"calibration": 8},
     **{
         name: {
             "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1,
@@ -42,6 +42,7 @@ _SIZES = {
         for name in POLICY_GRADIENTS
     },
 }  # fmt: skip
+"""The least of each algorithm, by type."""
 
 
 def smoke(program: Program) -> Program:
@@ -96,7 +97,7 @@ def _one_round(flywheel: dict[str, Any], start: str) -> None:
 
 
 def _shrink(algorithm: dict[str, Any]) -> None:
-    algorithm.update(_SIZES[algorithm["type"]])
+    algorithm.update(SIZES[algorithm["type"]])
     learns = algorithm.get("learns")  # of a reward model, which accepts no setting that it does not read
     if "pairing" in algorithm and learns != "turns":
         algorithm["pairing"] |= {"samples": 4, "problems": 8, "margin": 0.0, "at_least": 0}

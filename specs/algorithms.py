@@ -4,63 +4,51 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from specs.unions import Members
 
+PREFERENCES = {
+    "dpo": "specs.preference:DPO",
+    "ipo": "specs.preference:IPO",
+    "orpo": "specs.preference:ORPO",
+    "simpo": "specs.preference:SimPO",
+    "kto": "specs.preference:KTO",
+}
+"""Those that learn from pairs, by type."""
+POLICY_GRADIENTS = {
+    "reinforce": "specs.group_relative:REINFORCE",
+    "rloo": "specs.group_relative:RLOO",
+    "grpo": "specs.grpo:GRPO",
+    "dr_grpo": "specs.group_relative:DrGRPO",
+    "dapo": "specs.group_relative:DAPO",
+    "gspo": "specs.group_relative:GSPO",
+    "cispo": "specs.group_relative:CISPO",
+    "gigpo": "specs.turn_credit:GiGPO",
+    "g2po": "specs.turn_credit:G2PO",
+    "ppo": "specs.value_based:PPO",
+    "turn_ppo": "specs.value_based:TurnPPO",
+    "sao": "specs.value_based:SAO",
+    "rlsd": "specs.self_teaching:RLSD",
+    "self_distilled": "specs.self_teaching:SelfDistilled",
+    "self_evolve": "specs.self_teaching:SelfEvolve",
+}
+"""The policy gradients, by type."""
 ALGORITHMS = Members(
     "type",
     {
         "sft": "specs.supervised:SFT",
         "rft": "specs.supervised:RFT",
         "reward_weighted": "specs.supervised:RewardWeighted",
-        "dpo": "specs.preference:DPO",
-        "ipo": "specs.preference:IPO",
-        "orpo": "specs.preference:ORPO",
-        "simpo": "specs.preference:SimPO",
-        "kto": "specs.preference:KTO",
-        "reinforce": "specs.group_relative:REINFORCE",
-        "rloo": "specs.group_relative:RLOO",
-        "grpo": "specs.grpo:GRPO",
-        "dr_grpo": "specs.group_relative:DrGRPO",
-        "dapo": "specs.group_relative:DAPO",
-        "gspo": "specs.group_relative:GSPO",
-        "cispo": "specs.group_relative:CISPO",
-        "gigpo": "specs.turn_credit:GiGPO",
-        "g2po": "specs.turn_credit:G2PO",
-        "ppo": "specs.value_based:PPO",
-        "turn_ppo": "specs.value_based:TurnPPO",
-        "sao": "specs.value_based:SAO",
+        **PREFERENCES,
+        **POLICY_GRADIENTS,
         "opd": "specs.distillation:OPD",
         "short_opd": "specs.short_opd:ShortOPD",
         "from_teacher": "specs.ladder:FromTeacher",
         "soft_label": "specs.ladder:SoftLabel",
         "action_distill": "specs.ladder:ActionDistill",
         "reward_model": "specs.reward_models:RewardModel",
-        "rlsd": "specs.self_teaching:RLSD",
-        "self_distilled": "specs.self_teaching:SelfDistilled",
-        "self_evolve": "specs.self_teaching:SelfEvolve",
         "prune": "specs.compression:Prune",
         "quantize": "specs.compression:Quantize",
     },
 )
 """Every algorithm by its type. A class is imported when a program uses it."""
-PREFERENCES = ("dpo", "ipo", "orpo", "simpo", "kto")
-"""The types that learn from pairs."""
-POLICY_GRADIENTS = (
-    "reinforce",
-    "rloo",
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "cispo",
-    "gigpo",
-    "g2po",
-    "ppo",
-    "turn_ppo",
-    "sao",
-    "rlsd",
-    "self_distilled",
-    "self_evolve",
-)
-"""The types of the policy gradients."""
 
 if TYPE_CHECKING:
     from specs.compression import Compression

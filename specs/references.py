@@ -94,8 +94,8 @@ def _all_stages(c: _Checks) -> list[Stage]:
 
 def _agent(c: _Checks) -> None:
     calls = [n for n, e in c.program.environments.items() if isinstance(e, BFCL)]
-    if calls and c.program.agent.call_format != "nested":
-        text = f"found flat, expected nested: functions of {calls[0]} (bfcl) may have an argument named `tool`"
+    if calls and c.program.agent.call_format == "flat":
+        text = f"found flat, expected nested or react: functions of {calls[0]} (bfcl) may have an argument named `tool`"
         c.wrong(("agent", "call_format"), text)
 
 

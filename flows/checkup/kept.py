@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flows import looks, pools, registry
 from flows.checkup.findings import Finding, ok
-from flows.databranch import BRANCH, MARKER, existing, git
+from flows.databranch import BRANCH, LOCAL, MARKER, existing, git
 from flows.durable import Ledger, remove_temporaries, temporaries
 from flows.leases import Lease
 from flows.services import mlflow_database
@@ -167,18 +167,19 @@ def data_versions(home: Path) -> Iterator[Finding]:
         branch = existing(home)
         if branch is None:
             return
-        if not git(branch.worktree, "cat-file", "-t", f"refs/heads/{BRANCH}:{MARKER}", check=False):
+        if not git(branch.worktree, "cat-file", "-t", f"{branch.reference}:{MARKER}", check=False):
             what = f"the branch {BRANCH!r} is not tutelage's"
             yield Finding("data", "wrong", str(branch.worktree), what, f"rename yours: `git branch -m {BRANCH} other`")
             return
         worktree = home / "dvc" / "worktree"
         linked = worktree.is_dir() and git(worktree, "rev-parse", "--git-dir", check=False)
-        if branch.project is not None and not linked:
+        if branch.project is not None and branch.reference == LOCAL and not linked:
             what = "the worktree of data versions is gone or not linked any more"
             yield Finding("data", "note", str(worktree), what, "the next publication links it anew; no version is lost")
             return
-        commits = git(branch.worktree, "rev-list", "--count", f"refs/heads/{BRANCH}", check=False)
-        yield ok("data", str(worktree if branch.project else branch.worktree), f"branch {BRANCH}, {commits} commits")
+        commits = git(branch.worktree, "rev-list", "--count", branch.reference, check=False)
+        read = branch.reference.removeprefix("refs/heads/").removeprefix("refs/remotes/")
+        yield ok("data", str(worktree if linked else branch.worktree), f"branch {read}, {commits} commits")
     except ServiceError as e:
         yield Finding("data", "wrong", str(home / "dvc"), str(e), "data versions wait until git can be used here")
 

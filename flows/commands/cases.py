@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from flows import confirming, lookup, pools
 from flows.answers import person
+from flows.commands.bounds import at_least
 from flows.lookup import near
 from flows.state import RunRecord, State, find_home
 from specs.errors import UsageError
@@ -28,7 +29,7 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
     listed.add_argument("--cause", choices=get_args(Cause), metavar="CAUSE", help=", ".join(get_args(Cause)))
     listed.add_argument("--status", choices=("suspected", "confirmed"))
     listed.add_argument("--life", choices=("open", "in_training", "fixed", "regressed"))
-    listed.add_argument("--limit", type=int, default=20, help="how many to show; 20 where left out")
+    listed.add_argument("--limit", type=at_least(1), default=20, help="how many to show; 20 where left out")
     shown = subs.add_parser(
         "show", help="show one case with its conversation", epilog="example: tutelage cases show train/desk-train-01"
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def _size(count: float) -> str:
 def _checkout(args: argparse.Namespace) -> int:
     home = find_home()
     version = datasets.find(home, args.name)
-    count = datasets.checkout(home, version, args.folder)
+    count = datasets.checkout(home, version, args.folder, say=lambda text: print(text, file=sys.stderr))
     if args.json:
         print(json.dumps({**asdict(version), "folder": str(args.folder), "copied": count}))
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import lookup
+from flows.commands.bounds import at_least, not_negative
 from flows.compile import compile as compile_program
 from flows.context import MetricSpool, NodeContext, Outcome
 from flows.durable import replace_dir, temporary
@@ -31,8 +32,8 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("file", help="program file")
     parser.add_argument("--policy", default="champion", help="champion, previous, vN, a stage, init, or a folder")
     parser.add_argument("--set", dest="set_name", required=True, metavar="NAME", help="data set of problems")
-    parser.add_argument("--samples", type=int, help="samples of each problem; the program's where left out")
-    parser.add_argument("--temperature", type=float, help="the program's where left out")
+    parser.add_argument("--samples", type=at_least(1), help="samples of each problem; the program's where left out")
+    parser.add_argument("--temperature", type=not_negative, help="the program's where left out")
     parser.add_argument("--no-greedy", dest="greedy", action="store_false", help="leave the greedy try out")
     parser.add_argument("--out", metavar="DIR", help="folder for metrics and trajectories")
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
@@ -91,6 +92,10 @@ def _asked(args: argparse.Namespace, loaded: Any, state: State) -> _Asked:
     changes = {"samples": args.samples, "temperature": args.temperature}
     spec = node.params["evaluation"] | {k: v for k, v in changes.items() if v is not None}
     spec["greedy"] = spec["greedy"] and args.greedy
+    if spec["temperature"] == 0 and spec["samples"] > 1:
+        raise ProgramError(
+            f"--samples: found {spec['samples']} at temperature 0, where every sample is the same; expected 1"
+        )
     params = expanded(node.params | {"evaluation": spec}, os.environ)
     policy = lookup.policy_folder(state, args.policy, program.program)
     problems = _problems(state, plan, plan.node(node.inputs["problems"]))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import lookup
+from flows.commands.bounds import at_least
 from flows.state import RunRecord, State, find_home
 from specs.errors import ProgramError, UsageError
 from specs.records import Trajectory, to_dict
@@ -22,7 +23,7 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
     which.add_argument("--best", action="store_true", help="those with the highest reward")
     which.add_argument("--worst", action="store_true", help="those with the lowest reward")
     parser.add_argument("--part", help="one of the folder's parts, for example greedy")
-    parser.add_argument("--limit", type=int, help="how many to show: 1 conversation or 20 lines where left out")
+    parser.add_argument("--limit", type=at_least(1), help="how many to show: 1 conversation or 20 lines where left out")
     parser.add_argument("--policy", help="a policy whose tokenizer reads the prompt; the node's own where left out")
     parser.add_argument("--json", action="store_true", help="print records as JSON")
 

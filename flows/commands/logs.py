@@ -7,6 +7,7 @@ from collections import deque
 from difflib import get_close_matches
 from pathlib import Path
 
+from flows.commands.bounds import at_least
 from flows.commands.status import last_record
 from flows.state import RunRecord, State, find_home
 from specs.errors import UsageError
@@ -18,7 +19,7 @@ _POLL = 0.3
 def configure(parser: argparse.ArgumentParser, _name: str) -> None:
     """Add the options of `logs`."""
     parser.add_argument("node", help="node of the last run")
-    parser.add_argument("-n", "--lines", type=int, default=50, help="last lines to show (50)")
+    parser.add_argument("-n", "--lines", type=at_least(0), default=50, help="last lines to show (50)")
     parser.add_argument("-f", "--follow", action="store_true", help="go on showing while the run goes on")
     parser.add_argument("--program", help="program name or file; the one that ran last where left out")
 
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     state = State(find_home())
     record = last_record(state, args.program)
     path = _log(state, record, args.node)
-    end = _print_tail(path, max(0, args.lines))
+    end = _print_tail(path, args.lines)
     if args.follow:
         _follow(state, record, path, end)
     elif end == 0:

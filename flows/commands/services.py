@@ -6,6 +6,7 @@ import os
 import sys
 
 from flows import services
+from flows.commands.bounds import at_least
 from flows.state import State, find_home
 from specs.errors import ServiceError
 
@@ -19,7 +20,7 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--no-worker", action="store_true", help="no Prefect worker")
         for service, port in services.PORTS.items():
             parser.add_argument(
-                f"--{service}-port", type=int, metavar="PORT", help=f"port of {service} (default {port})"
+                f"--{service}-port", type=at_least(1, 65535), metavar="PORT", help=f"port of {service} (default {port})"
             )
 
 

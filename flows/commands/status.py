@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from flows.commands.bounds import at_least
 from flows.prepare import last_plan
 from flows.state import RunRecord, State, exit_code, find_home
 from flows.summary import ENDS, summary, view
@@ -17,7 +18,9 @@ EXAMPLES = {"status": "tutelage status"}
 def configure(parser: argparse.ArgumentParser, _name: str) -> None:
     """Add the options of `status`."""
     parser.add_argument("program", nargs="?", help="program name or file; the one that ran last where left out")
-    parser.add_argument("--runs", type=int, nargs="?", const=20, metavar="N", help="list the last N runs (20) instead")
+    parser.add_argument(
+        "--runs", type=at_least(1), nargs="?", const=20, metavar="N", help="list the last N runs (20) instead"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _runs(state: State, program: str, most: int, *, as_json: bool) -> int:
     """Print the last executions of a program, oldest first."""
-    rows = [_row(state, r) for r in state.executions(program)[-max(1, most) :]]
+    rows = [_row(state, r) for r in state.executions(program)[-most:]]
     if as_json:
         print(json.dumps(rows, allow_nan=False))
         return 0

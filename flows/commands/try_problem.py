@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from flows import lookup, own_programs
+from flows.commands.bounds import at_least, not_negative
 from flows.resolution import filled
 from flows.resolve import auto_precision
 from flows.state import State, find_home
@@ -31,15 +32,13 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
     which.add_argument("--type", metavar="T", help="a type of problem; any where left out")
     parser.add_argument("--environment", help="which environment; needed where the program has several")
     parser.add_argument("--split", default="hidden", choices=get_args(Split), help="split that a problem is drawn from")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
-    parser.add_argument("--seed", type=int, default=0, help="draws another problem, and other tokens")
+    parser.add_argument("--temperature", type=not_negative, default=0.0, help="0 (the default) is greedy")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="draws another problem, and other tokens")
     parser.add_argument("--json", action="store_true", help="print the trajectory as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run one episode and print it as it happens."""
-    if args.temperature < 0:
-        raise ProgramError(f"--temperature: found {args.temperature}, expected 0 or more")
     loaded = load_program(Path(args.file))
     found = own_programs.look(loaded.program, Path(loaded.path).absolute().parent, loaded.where)
     program = filled(loaded.program, found)

@@ -7,21 +7,10 @@ from typing import Any
 
 from specs import strict_json
 from specs.errors import DataError
+from specs.problems import misfit
 from specs.records import Problem
 
 _BOM = b"\xef\xbb\xbf"
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "id": str,
-    "environment": str,
-    "type": str,
-    "split": str,
-    "text": str,
-    "world": dict,
-    "expected": dict,
-    "tags": list,
-    "min_calls": int,
-    "tools": list,
-}
 _DEFAULTS = {"type": "file", "split": "file"}
 _NEEDED = ("id", "text", "expected")
 _FIELDS = tuple(f.name for f in fields(Problem))
@@ -80,19 +69,14 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _problem(where: str, record: dict[str, Any], environment: str) -> Problem:
-    if record.get("tools", 0) is None:  # what a problem without tools of its own is written as
-        record = {k: v for k, v in record.items() if k != "tools"}
-    for key, value in record.items():
+    for key in record:
         if key not in _FIELDS:
             raise DataError(f"{where}: unknown field {key!r}; expected some of {', '.join(_FIELDS)}")
-        if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
-            expected = getattr(_TYPES[key], "__name__", "")
-            raise DataError(f"{where}: {key} is {value!r:.60}, expected a value of type {expected}")
+    if (wrong := misfit(record)) is not None:
+        raise DataError(f"{where}: {wrong}")
     for key in _NEEDED:
         if key not in record:
             raise DataError(f"{where}: the field {key!r} is missing")
-    if not record["id"] or not record["text"].strip():
-        raise DataError(f"{where}: id and text must not be empty")
     if record.get("environment", environment) != environment:
         raise DataError(f"{where}: environment {record['environment']!r} is not the data set's {environment!r}")
     return Problem(**{"environment": environment, "world": {}, **_DEFAULTS, **record})

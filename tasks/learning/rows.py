@@ -184,9 +184,10 @@ def check_rows(report: RowReport, max_length: int) -> None:
                 else "see what the data node wrote"
             )
             raise TrainingError(f"data {name!r}: no row is left to train on ({reasons}); {advice}")
-        if count.trained == count.tokens:
+        if count.trained == count.tokens - count.rows:  # nothing stands before the first token of a row
             raise TrainingError(
-                f"data {name!r}: every one of its {count.tokens} tokens would train, prompts included; expected only "
+                f"data {name!r}: all {count.trained} tokens that have one before them would train, prompts included, in "
+                f"each of its {count.rows} rows; expected only "
                 "tokens that the policy writes (sources 2). Render it with the policy's template"
             )
 

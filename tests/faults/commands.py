@@ -113,7 +113,7 @@ def processes(home: Path) -> dict[int, str]:
     return found
 
 
-def wait_for_no_process(home: Path, seconds: float = 10.0) -> None:
+def wait_for_no_process(home: Path, seconds: float = 60.0) -> None:
     """Assert that everything that worked for a home has ended by itself."""
     until = time.monotonic() + seconds
     while left := processes(home):

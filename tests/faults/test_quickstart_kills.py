@@ -96,7 +96,7 @@ def ref(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 def _settle(home: Path, ref: Undisturbed, *more: str) -> Ended:
     """Run once more, to the end, and compare everything that lasts."""
-    ended = tutelage(*QUICKSTART, *more, home=home, timeout=400).must(0, "champion: version 1")
+    ended = tutelage(*QUICKSTART, *more, home=home, timeout=400).must(0, "champion: version 2")
     left = _left(home, 0.0)
     assert set(left.receipts) == set(ref.receipts)
     for node, receipt in ref.receipts.items():

@@ -116,7 +116,5 @@ def test_try_runs_one_episode(folder, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["problem_id"] == record["problem_id"]
     with pytest.raises(ProgramError, match="--type: found 'x', expected one of"):
         try_problem.run(parsed(try_problem, *words, "--type", "x"))
-    with pytest.raises(ProgramError, match="--temperature"):
-        try_problem.run(parsed(try_problem, *words, "--temperature", "-1"))
     with pytest.raises(ProgramError, match="--environment"):
         try_problem.run(parsed(try_problem, *words, "--environment", "x"))

@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows import datasets
+from flows.checkup import kept
+from flows.cli import main
 from flows.databranch import wait_for_dvc, writing
 from flows.datasets import Item
 from flows.leases import Lease
@@ -122,25 +125,29 @@ def test_a_damaged_or_missing_object_is_named_and_comes_back(project: Path) -> N
     home = project / ".tutelage"
     (made,) = datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)
     target = project / "copy"
-    assert datasets.checkout(home, made, target) == 2
+    assert datasets.checkout(home, made, target, say=print) == 2
     assert (target / "records.jsonl").read_text() == "one\n"
     with pytest.raises(UsageError, match="not empty"):
-        datasets.checkout(home, made, target)
+        datasets.checkout(home, made, target, say=print)
     objects = home / "dvc" / "cache" / "files" / "md5"
     listing = json.loads((objects / made.md5[:2] / made.md5[2:]).read_text())
     md5 = next(e["md5"] for e in listing if e["relpath"] == "records.jsonl")
     one = objects / md5[:2] / md5[2:]
     one.chmod(0o644)
     one.write_text("0ne\n")
-    with pytest.raises(StateError, match="is damaged"):
-        datasets.checkout(home, made, project / "copy2")
+    (project / "copy2").mkdir()
+    before = sorted(project.iterdir())
+    with pytest.raises(StateError, match="is damaged; delete it and run p again"):
+        datasets.checkout(home, made, project / "copy2", say=print)
     one.unlink()
-    with pytest.raises(StateError, match=r"p/demos v1: .* is missing; restore it"):
-        datasets.checkout(home, made, project / "copy3")
+    with pytest.raises(StateError, match=r"p/demos v1: .* is missing, and no DVC remote is named"):
+        datasets.checkout(home, made, project / "copy3", say=print)
+    assert sorted(project.iterdir()) == before
+    assert list((project / "copy2").iterdir()) == []
     said: list[str] = []
     assert datasets.publish(home, [item(home, "demos", "one\n")], "m", say=said.append) == [made]
     assert "are back in the cache" in said[0]
-    assert datasets.checkout(home, made, project / "copy4") == 2
+    assert datasets.checkout(home, made, project / "copy4", say=print) == 2
 
 
 def test_what_differs_from_its_receipt_is_never_a_version(project: Path) -> None:
@@ -161,7 +168,104 @@ def test_without_git_the_versions_stay_local_and_that_is_said_once(tmp_path: Pat
         datasets.publish(home, [item(home, "demos", text)], "m", say=said.append)
     assert len(said) == 1
     assert "no git repository" in said[0]
-    assert datasets.checkout(home, datasets.find(home, "demos@1"), tmp_path / "copy") == 2
+    assert datasets.checkout(home, datasets.find(home, "demos@1"), tmp_path / "copy", say=print) == 2
+
+
+def test_versions_of_before_git_init_stay_and_the_branch_begins_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / ".tutelage"
+    State(home).prepare()
+    datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)
+    git(tmp_path, "init", "-q", "-b", "main")
+    monkeypatch.chdir(tmp_path)
+    assert command(capsys, "list")[0]["name"] == "p/demos"
+    said: list[str] = []
+    for text in ("two, more\n", "three, the last\n"):
+        datasets.publish(home, [item(home, "demos", text)], "m", say=said.append)
+    assert [v["version"] for v in command(capsys, "show", "demos")] == [3, 2, 1]
+    (told,) = said
+    assert f"its branch data begins with the data versions of {home / 'dvc' / 'repo'}" in told
+    command(capsys, "checkout", "demos@1", "copy")
+    assert (tmp_path / "copy" / "records.jsonl").read_text() == "one\n"
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    """Run `tutelage data` in the working directory and return what it printed."""
+    capsys.readouterr()
+    assert main(["data", *arguments, "--json"]) == code
+    printed = capsys.readouterr()
+    return json.loads(printed.out) if code == 0 else printed.err
+
+
+@pytest.fixture
+def clone(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another person's clone of a project with two versions, whose data are in a DVC remote, a local folder."""
+    home = project / ".tutelage"
+    git(project, "-c", "user.name=u", "-c", "user.email=u@localhost", "commit", "-q", "-m", "mine")
+    datasets.publish(home, [item(home, "demos", "one\n")], "m", say=print)
+    worktree = home / "dvc" / "worktree"
+    dvc(worktree, "remote", "add", "-d", "store", str(tmp_path / "store"))
+    dvc(worktree, "push")
+    datasets.publish(home, [item(home, "demos", "two, more\n")], "m", say=print)
+    dvc(worktree, "push")
+    git(tmp_path, "init", "-q", "--bare", "origin.git")
+    git(project, "push", "-q", str(tmp_path / "origin.git"), "main", "data")
+    git(tmp_path, "clone", "-q", "-b", "main", "origin.git", "clone")
+    monkeypatch.chdir(tmp_path / "clone")
+    return tmp_path / "clone"
+
+
+def dvc(folder: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_fresh_clone_lists_shows_and_checks_out_what_was_published_elsewhere(
+    clone: Path, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (listed,) = command(capsys, "list")
+    assert (listed["name"], listed["version"]) == ("p/demos", 2)
+    assert [v["version"] for v in command(capsys, "show", "demos")] == [2, 1]
+    assert main(["data", "show", "demos@v1"]) == 0
+    assert "data.demos" in capsys.readouterr().out
+    assert git(clone, "branch", "--list").split() == ["*", "main"]
+    assert not (clone / ".tutelage").exists()
+    (found,) = kept.data_versions(clone / ".tutelage")
+    assert (found.level, found.what) == ("ok", "branch origin/data, 3 commits")
+
+    assert command(capsys, "checkout", "demos@v1", "one")["copied"] == 2
+    assert main(["data", "checkout", "p/demos", "two"]) == 0
+    assert "p/demos v2: 2 files in two" in capsys.readouterr().out
+    assert [(clone / n / "records.jsonl").read_text() for n in ("one", "two")] == ["one\n", "two, more\n"]
+    assert git(clone, "status", "--porcelain").split() == ["??", "one/", "??", "two/"]
+
+    home = project / ".tutelage"
+    datasets.publish(home, [item(home, "demos", "three, the last\n")], "m", say=print)
+    git(project, "push", "-q", str(clone.parent / "origin.git"), "data")
+    git(clone, "fetch", "-q")
+    assert [v["version"] for v in command(capsys, "show", "demos")] == [3, 2, 1]
+    told = command(capsys, "checkout", "demos", "three", code=5)
+    assert "is missing, and the DVC remote has it neither; `dvc push` it" in told
+    dvc(home / "dvc" / "worktree", "push")
+    assert command(capsys, "checkout", "demos", "three")["version"] == 3
+    own = clone / ".tutelage"
+    (fourth,) = datasets.publish(own, [item(own, "demos", "and a fourth one\n")], "m", say=print)
+    assert fourth.version == 4
+    assert "remote = store" in git(clone, "show", "data:.dvc/config")
+
+
+def test_a_clone_without_a_dvc_remote_says_what_is_missing(
+    clone: Path, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dvc(project / ".tutelage" / "dvc" / "worktree", "remote", "remove", "store")
+    home = project / ".tutelage"
+    datasets.publish(home, [item(home, "demos", "three, the last\n")], "m", say=print)
+    git(project, "push", "-q", str(clone.parent / "origin.git"), "data")
+    git(clone, "fetch", "-q")
+    told = command(capsys, "checkout", "demos", "three", code=5)
+    assert "p/demos v3: " in told
+    assert "is missing, and no DVC remote is named to fetch it from" in told
+    assert [p.name for p in clone.iterdir() if p.name != ".git"] == ["mine.txt"]
 
 
 def test_a_branch_called_data_that_is_not_ours_is_left_alone(project: Path) -> None:

@@ -130,6 +130,8 @@ def test_evaluate_command_then_export(
     assert "success " in capsys.readouterr().out
     with pytest.raises(ProgramError, match="not empty"):
         evaluate_command.run(parsed(evaluate_command, *words, "--out", str(tmp_path / "o")))
+    with pytest.raises(ProgramError, match="--samples: found 3 at temperature 0, where every sample is the same"):
+        evaluate_command.run(parsed(evaluate_command, *words, "--samples", "3", "--temperature", "0"))
     with pytest.raises(ProgramError, match="did you mean hidden"):
         evaluate_command.run(parsed(evaluate_command, words[0], "--set", "hiden"))
     assert [p for p in (tmp_path / "home" / "evaluations").iterdir() if p.name.startswith(".")] == []

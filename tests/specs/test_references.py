@@ -57,7 +57,7 @@ GATE = "      - {metric: success, set: golden, at_least: 0.5}\n"
         ([("kind: scratch", "kind: scratch, heads: 3, kv_heads: 2")], "policy.init.kv_heads: found 2, expected a divisor of heads (3)"),
         ([("kind: scratch", "kind: scratch, hidden_size: 100, heads: 8")], "policy.init.hidden_size: found 100 for 8 heads"),
         ([("verifiers:", "agent: {max_new_tokens: 300}\nverifiers:")], "agent.max_new_tokens: found 300, expected less than policy.init.max_length (256)"),
-        ([("kind: order_desk", "kind: bfcl"), ("size: 50", "by: gold, size: 50")], "agent.call_format: found flat, expected nested"),
+        ([("kind: order_desk", "kind: bfcl"), ("size: 50", "by: gold, size: 50")], "agent.call_format: found flat, expected nested or react"),
         ([TWO], "reward: outcome is missing: expected which of order_state or tools decide success"),
         ([TWO, ("stages:", "reward: {outcome: {order_stat: 1}}\nstages:")], "reward.outcome.order_stat: found 'order_stat', expected a verifier"),
         ([TWO, ("stages:", "reward: {outcome: {tools: 1}, must: [tols]}\nstages:")], "reward.must[0]: found 'tols', expected a verifier (order_state or tools); did you mean tools?"),
@@ -123,6 +123,14 @@ def test_what_is_right(tmp_path: Path) -> None:
         ("from: teach", "from: init"),
         ("    require:", "    baseline: {stage: init}\n    require:"),
         ("at_least", "better_by"),
+    )
+    react = ("verifiers:", "agent: {call_format: react}\nverifiers:")
+    load(
+        tmp_path,
+        ("kind: order_desk", "kind: bfcl"),
+        ("size: 50", "by: gold, size: 50"),
+        ("kind: environment_state", "kind: tool_calls"),
+        react,
     )
     load(tmp_path, ("data: [train]", "data: {train: 2}\n    else_first: rft\n    tries: 2\n    needs: {success: 0.2}"))
     load(

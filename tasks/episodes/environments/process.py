@@ -10,13 +10,15 @@ from typing import Any
 
 from specs.environments import ProcessEnvironment as ProcessSpec
 from specs.errors import DataError, ProgramError, RolloutError
+from specs.problems import misfit
 from specs.records import Demonstration, Observation, Problem, ToolCall, to_dict
 from tasks.linechild import LineChild, LineError
 from tasks.ownprogram import launch_of
 from tasks.protocols import ToolSchema
 
 _FLAGS = ("is_error", "done", "changed", "informed", "injected")
-_PROBLEM = {"id": str, "type": str, "text": str, "world": dict, "expected": dict}
+_NEEDED = ("id", "type", "text", "world", "expected")
+_OPTIONAL = ("tags", "min_calls", "tools")
 _SHOWN = 200
 
 
@@ -119,18 +121,14 @@ class ProcessEnvironment:
         where = f"environments.{self._name}: a problem"
         if not isinstance(data, dict):
             raise DataError(f"{where} that is {type(data).__name__}, expected an object")
-        for key, kind in _PROBLEM.items():
-            if not isinstance(data.get(key), kind) or (kind is str and not data[key]):
-                raise DataError(f"{where} {str(data.get('id'))[:_SHOWN]!r} without `{key}`, expected {kind.__name__}")
-        tags, tools, calls = data.get("tags", []), data.get("tools"), data.get("min_calls", 1)
-        if not isinstance(tags, list) or not all(isinstance(t, str) for t in tags):
-            raise DataError(f"{where} {data['id']!r} with tags {tags!r}, expected a list of texts")
-        if type(calls) is not int or calls < 1 or not (tools is None or isinstance(tools, list)):
-            raise DataError(f"{where} {data['id']!r} with min_calls {calls!r} and tools {type(tools).__name__}")
-        return Problem(
-            data["id"], self._name, data["type"], split, data["text"], data["world"], data["expected"], tags,
-            min_calls=calls, tools=tools,
-        )  # fmt: skip
+        called = str(data.get("id"))[:_SHOWN]
+        for key in _NEEDED:
+            if key not in data:
+                raise DataError(f"{where} {called!r} without `{key}`")
+        given = {k: data[k] for k in (*_NEEDED, *_OPTIONAL) if k in data}
+        if (wrong := misfit(given)) is not None:
+            raise DataError(f"{where} {called!r} of which {wrong}")
+        return Problem(environment=self._name, split=split, **given)
 
     def _tool(self, data: Any) -> ToolSchema:
         try:

@@ -1,12 +1,15 @@
 """The BFCL problems: splits by function, schemas, gold calls, and an absent package."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 
+from specs.agents import ToolLoop
 from specs.environments import BFCL
 from specs.errors import DataError, ProgramError
 from specs.verifiers import ToolCalls
+from tasks.episodes.agents import agent_for
 from tasks.episodes.environments.bfcl import BFCLEnvironment
 from tasks.evidence.verifiers import verifier_for
 from tasks.evidence.verifiers.selftest import episode
@@ -46,6 +49,16 @@ def test_every_gold_call_passes_and_every_spoiled_one_fails() -> None:
             judged += 1
     assert judged == 856
     assert environment.dropped == {"live_simple: an allowed list is empty": 2}
+
+
+@pytest.mark.parametrize("call_format", ["nested", "react"])
+def test_every_gold_call_is_read_as_it_was_written_in_the_formats_that_a_check_allows(call_format: Any) -> None:
+    environment, agent = BFCLEnvironment("tools", ALL), agent_for(ToolLoop(call_format=call_format))
+    for split in ("train", "golden", "hidden", "audit"):
+        for problem in every(environment, split):
+            for call, _ in environment.demonstrate(problem, 0).turns:
+                read = agent.parse(agent.write(call), environment.tools(problem))
+                assert (read.name, read.arguments) == (call.name, call.arguments)
 
 
 def test_schemas_are_json_schemas_with_short_hints() -> None:

@@ -139,10 +139,12 @@ GOOD = {"id": "a", "type": "t", "text": "x", "world": {}, "expected": {}}
     [
         ({}, "asked for 1 problems of split train it gave no list"),
         ({"problems": {"problems": [GOOD, GOOD]}}, "it gave 2"),
-        ({"problems": {"problems": [{**GOOD, "text": ""}]}}, "without `text`"),
-        ({"problems": {"problems": [{**GOOD, "world": [1]}]}}, "without `world`, expected dict"),
+        ({"problems": {"problems": [{**GOOD, "text": ""}]}}, "'a' of which text is '', expected a text"),
+        ({"problems": {"problems": [{**GOOD, "world": [1]}]}}, r"world is \[1\], expected an object"),
+        ({"problems": {"problems": [{k: GOOD[k] for k in ("id", "type", "text", "world")}]}}, "'a' without `expected`"),
         ({"problems": {"problems": [{**GOOD, "tags": "x"}]}}, "expected a list of texts"),
-        ({"problems": {"problems": [{**GOOD, "min_calls": 0}]}}, "min_calls 0"),
+        ({"problems": {"problems": [{**GOOD, "min_calls": 0}]}}, "min_calls is 0, expected a whole number"),
+        ({"problems": {"problems": [{**GOOD, "tools": ["x"]}]}}, r"tools is \['x'\], expected a list of objects"),
         ({"problems": {"problems": ["?"]}}, "a problem that is str"),
     ],
 )

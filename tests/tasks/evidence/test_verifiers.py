@@ -55,7 +55,7 @@ def test_a_verifier_that_fails_its_self_test_is_not_used(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(selftest, "build", lambda name, spec, model: Believer())
     with pytest.raises(VerifierError, match=r"verifiers\.v: the self-test of exact failed.*infrastructure fault"):
-        verifiers.verifier_for("v", SPECS[-1])
+        verifiers.verifier_for("v", ExactAnswer(kind="exact"))
 
 
 def test_status_decides_before_state_does() -> None:

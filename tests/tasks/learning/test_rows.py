@@ -55,10 +55,12 @@ def test_all_or_nothing_is_refused():
     _, nothing = rows_from([trajectory([P, U, T])], max_length=32, source="demos")
     with pytest.raises(TrainingError, match=r"'demos'.*no row is left"):
         check_rows(nothing, 32)
-    _, report = rows_from([trajectory([P, A, A])], max_length=32)
-    report.by_source["data"].trained = report.by_source["data"].tokens
-    with pytest.raises(TrainingError, match="prompts included"):
+    everything = [trajectory([A, A, A], name="a"), trajectory([A, A], name="b")]
+    _, report = rows_from(everything, max_length=32, source="demos")
+    with pytest.raises(TrainingError, match=r"'demos': all 3 tokens .*prompts included, in each of its 2 rows"):
         check_rows(report, 32)
+    _, some = rows_from([*everything, trajectory([P, U, A], name="c")], max_length=32)
+    check_rows(some, 32)
     with pytest.raises(ValueError, match="nothing stands before it"):
         TrainingRow(id="a", source="s", ids=[1, 2], mask=[True, True])
 
