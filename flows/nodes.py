@@ -71,12 +71,12 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("policy.registered", 1, "flows.work.promotion:registered", False, estimates.registered, ("folder",)),
     NodeKind("train.sft", 3, "flows.work.supervised:sft", True, estimates.sft, _PLACES, trains=True),
     NodeKind(
-        "collect", 3, "flows.work.supervised:collect", True, estimates.collect,
+        "collect", 4, "flows.work.supervised:collect", True, estimates.collect,
         (*_TRAINING_ONLY, *_WEIGHING_ONLY, "algorithm.rounds", *_PLACES), "collect.json",
     ),
     NodeKind(
         "train.rft", 2, "flows.work.supervised:rft", True, estimates.rft,
-        (*_SAMPLING_ONLY, *_PLACES, "data"), trains=True, needs=("collect",),
+        (*_SAMPLING_ONLY, *_PLACES, "algorithm.require_success", "data"), trains=True, needs=("collect",),
     ),
     NodeKind(
         "train.reward_weighted", 2, "flows.work.supervised:weighted", True, estimates.weighted,

@@ -16,6 +16,7 @@ from specs.checks import (
     stage_set,
     tempted,
     unread,
+    verified,
 )
 from specs.checks import Checks as _Checks
 from specs.command_references import commands
@@ -110,6 +111,7 @@ def _stages(c: _Checks) -> None:
         _stage_data(c, path, stage)
         replayed(c, path, stage)
         tempted(c, path, stage)
+        verified(c, path, stage)
         mixed(c, path, stage)
         experienced(c, path, stage, c.program.stages[:i])
 

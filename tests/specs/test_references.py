@@ -31,6 +31,8 @@ GATE = "      - {metric: success, set: golden, at_least: 0.5}\n"
         ([("type: grpo", "type: grpo\n      replay: {demonstrations: {sets: [train]}}")], "stages[1].algorithm.replay.demonstrations.sets[0]: found train, which holds problems; replay.demonstrations takes demonstrations"),
         ([("type: grpo", "type: grpo\n      replay: {demonstrations: {sets: [demos, demos]}}")], "stages[1].algorithm.replay.demonstrations.sets[1]: demos is named twice"),
         ([("type: grpo", "type: grpo\n      adversarial: 0.2")], "stages[1].algorithm.adversarial: asks for adversarial problems, but there are none: set environments.NAME.adversarial above 0"),
+        ([("type: grpo", "type: rft\n      require_success: false"), ("      group_size: 8\n", "")], "stages[1].algorithm.require_success: found false, expected true: a failed trajectory is never an example"),
+        ([("algorithm:\n      type: grpo", "else_first: {type: rft, require_success: false}\n    algorithm:\n      type: grpo")], "stages[1].else_first.require_success: found false, expected true"),
         ([("type: grpo", "type: grpo\n      replay: {}")], "expected history, demonstrations or both"),
         ([("type: grpo", "type: grpo\n      curriculum: {bnd: [0, 1]}")], "stages[1].algorithm.curriculum.bnd: unknown key; did you mean band?"),
         ([("data: [train]", "data: []")], "stages[1].data: found no data set"),
