@@ -53,10 +53,7 @@ class Witnessed(ToyEnvironment):
         return World()
 
 
-def main(folder: Path) -> int:
-    torch.set_num_threads(1)
-    asked = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+def main(folder: Path, asked: threading.Event) -> int:
     policy = toy_policy()
     arena = replace(
         toy_arena(policy),
@@ -82,4 +79,7 @@ def result(folder: Path, *, logprobs: bool = True) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    torch.set_num_threads(1)
+    to_stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: to_stop.set())
+    sys.exit(main(Path(sys.argv[1]), to_stop))
