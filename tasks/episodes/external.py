@@ -68,8 +68,9 @@ def run_external(  # noqa: PLR0913 - as run_episodes
                 crowd.fill(wanted, in_flight)
                 crowd.serve()
                 ended = crowd.reap()
-                for place in ended if finished is not None else ():
-                    finished(crowd.finished[place])
+                if finished is not None:
+                    for place in ended:
+                        finished(crowd.finished[place])
                 if ended and progress is not None:
                     progress(len(crowd.finished), total)
         finally:
