@@ -14,7 +14,7 @@ from flows.databranch import existing
 from tasks.files import FileEntry, list_tree
 
 pytestmark = pytest.mark.slow
-MOMENTS = 10
+MOMENTS = 6
 CODE = """
 import sys
 from pathlib import Path
