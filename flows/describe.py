@@ -66,7 +66,8 @@ def effective_loss(algorithm: Algorithm, signal: Signal | None = None) -> tuple[
 
 
 def _selection(spec: RFT) -> str:
-    parts = ["succeeded" if spec.threshold is None else f"have a reward of at least {spec.threshold:g}"]
+    parts = ["succeeded" if spec.require_success else "ended"]
+    parts += [] if spec.threshold is None else [f"have a reward of at least {spec.threshold:g}"]
     if spec.top_k is not None:
         parts.append(f"the best {spec.top_k} of a problem's {spec.samples}")
     low, high = spec.band

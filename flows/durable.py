@@ -3,6 +3,7 @@
 from tasks.files import (
     FileEntry,
     Ledger,
+    copy_tree,
     digest_entries,
     digest_tree,
     disk_error,
@@ -26,6 +27,7 @@ from tasks.files import (
 __all__ = [
     "FileEntry",
     "Ledger",
+    "copy_tree",
     "digest_entries",
     "digest_tree",
     "disk_error",

@@ -76,7 +76,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     ),
     NodeKind(
         "train.rft", 3, "flows.work.supervised:rft", True, estimates.rft,
-        (*_SAMPLING_ONLY, *_PLACES, "data"), trains=True, needs=("collect",),
+        (*_SAMPLING_ONLY, *_PLACES, "algorithm.require_success", "data"), trains=True, needs=("collect",),
     ),
     NodeKind(
         "train.reward_weighted", 3, "flows.work.supervised:weighted", True, estimates.weighted,

@@ -4,14 +4,11 @@ import importlib.util
 from importlib import import_module
 from pathlib import Path
 
+from flows import leftovers
 from flows.durable import remove_temporaries
 from flows.leases import Lease, process_from
 from flows.state import State, now
 from tasks.processes import end
-
-_WRITTEN = ("plans", "nodes", "registry", "registry/*", "pools/*/*", "programs/*", "programs/*/executions", "executions",
-            "services", "recorder", "evaluations")  # fmt: skip
-"""Folders in which files are written aside, below the home; those of nodes are cleared with their leases."""
 
 
 def reconcile(state: State, program: str) -> list[str]:
@@ -20,8 +17,10 @@ def reconcile(state: State, program: str) -> list[str]:
     Called with the program's driver lease held.
     """
     said = [s for path in sorted(state.home.glob("nodes/*/lease")) if (s := _node(state, path)) is not None]
-    for folder in (state.home, *(p for pattern in _WRITTEN for p in state.home.glob(pattern) if p.is_dir())):
+    for folder in list(leftovers.folders(state.home)):
         remove_temporaries(folder)  # only what dead processes left, so that other programs may be at work
+    for folder in list(leftovers.served(state.home)):
+        leftovers.remove_served(folder)
     said += _last_run(state, program)
     return said + _services(state)
 
@@ -41,9 +40,8 @@ def _node(state: State, path: Path) -> str | None:
         ended = child is not None and child.alive
         if child is not None:
             end(child)
-        for folder in (path.parent, path.parent / "ckpt"):
-            if folder.is_dir():
-                remove_temporaries(folder, ours=True)  # under its lease: a pid in a name may be another's by now
+        for folder in list(leftovers.folders(path.parent)):
+            remove_temporaries(folder, ours=True)  # under its lease: a pid in a name may be another's by now
         if (path.parent / "receipt.json").exists():
             state.drop_checkpoints(path.parent.name)
         return (

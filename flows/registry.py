@@ -6,14 +6,12 @@ for a gate record and a policy, however often it is asked for.
 """
 
 import json
-import os
-import shutil
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from flows.durable import digest_tree, fault_point, sha256_file, write_dir, write_json
+from flows.durable import copy_tree, digest_tree, fault_point, sha256_file, write_dir, write_json
 from flows.leases import short_lock
 from specs.errors import StateError, UsageError
 
@@ -233,15 +231,7 @@ def _register(home: Path, registry: Registry, candidate: Candidate) -> Version:
 
 
 def _link_tree(source: Path, final: Path) -> None:
-    write_dir(final, lambda aside: shutil.copytree(source, aside, copy_function=_link_or_copy, dirs_exist_ok=True))
-
-
-def _link_or_copy(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)
-    return target
+    write_dir(final, lambda aside: copy_tree(source, aside, link=True))
 
 
 def gate_digest(gate_file: Path) -> str:

@@ -11,14 +11,13 @@ _PROBLEMS = 12
 _DEMONSTRATIONS = {"scratch": 240, "pretrained": 24}
 _EPOCHS = {"scratch": 8.0, "pretrained": 1.0}
 """Enough for a policy from nothing to learn to end its turns; one that cannot gives later stages nothing to do."""
-_ANY_REWARD = -1e9
 _CUT_OF_TWO = 0.5
 """Standard deviations at which a reward is cut in a group of two, where none is further than 0.7 from the mean."""
 SIZES = {
     "sft": {},
     "rft": {
         "samples": 2, "rounds": 1, "problems": 8, "epochs": 1.0, "min_gain": 0.0,
-        "threshold": _ANY_REWARD, "band": [0.0, 1.0], "max_tool_errors": None,
+        "require_success": False, "threshold": None, "band": [0.0, 1.0], "max_tool_errors": None,
     },
     "reward_weighted": {"samples": 2, "problems": 8, "epochs": 1.0, "require_success": False},
     **{name: {"epochs": 1.0} for name in PREFERENCES},

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -215,8 +216,7 @@ class State:
         what = [p for p in (folder / n for n in names) if p.exists()]
         if not what:
             return None
-        number = len(list(folder.glob(f"{name}-*"))) + 1
-        aside = folder / f"{name}-{number}"
+        aside = next(p for n in count(1) if not (p := folder / f"{name}-{n}").exists())
         aside.mkdir()
         for path in what:
             move(path, aside / path.name)

@@ -12,6 +12,7 @@ from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, po
 from specs.program import Program
 from specs.stages import Stage
 from specs.verifiers import RewardModelVerifier
+from specs.supervised import RFT
 
 COMPRESSED = ("prune", "quantize")
 DEMONSTRATED = ("sft", *COMPRESSED)
@@ -151,6 +152,18 @@ def experienced(c: Checks, path: KeyPath, stage: Stage, before: Iterable[Stage])
     c.once(at, names)
     for i, name in enumerate(names):
         c.known((*at, i), name, known, "a policy-gradient stage before it")
+
+
+def verified(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report rejection sampling that would train on failures."""
+    for name in ("algorithm", "else_first"):
+        spec = getattr(stage, name)
+        if isinstance(spec, RFT) and not spec.require_success:
+            text = "found false, expected true: a failed trajectory is never an example"
+            c.wrong(
+                (*path, name, "require_success"),
+                f"{text}; what went wrong teaches by pairs (dpo), labels (kto) or rewards",
+            )
 
 
 def tempted(c: Checks, path: KeyPath, stage: Stage) -> None:

@@ -17,6 +17,7 @@ from specs.checks import (
     stage_set,
     tempted,
     unread,
+    verified,
 )
 from specs.data import PoolData
 from specs.flywheel import POOLS, Flywheel, HardPool, Pool, Prefer, Repair, default_remedy, pools_read, remedies_in_use
@@ -89,6 +90,7 @@ def _stage(c: Checks, said: Flywheel, i: int, stage: Stage) -> None:
     replayed(c, path, stage)
     tempted(c, path, stage)
     credited(c, path, stage)
+    verified(c, path, stage)
     mixed(c, path, stage)
     experienced(c, path, stage, [*c.program.stages, *said.round.stages[:i]])
     at, names = (*path, "data"), list(stage.data)

@@ -17,6 +17,7 @@ from specs.checks import (
     stage_set,
     tempted,
     unread,
+    verified,
 )
 from specs.checks import Checks as _Checks
 from specs.command_references import commands
@@ -112,6 +113,7 @@ def _stages(c: _Checks) -> None:
         replayed(c, path, stage)
         tempted(c, path, stage)
         credited(c, path, stage)
+        verified(c, path, stage)
         mixed(c, path, stage)
         experienced(c, path, stage, c.program.stages[:i])
 

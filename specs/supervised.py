@@ -66,8 +66,10 @@ class RFT(Spec):
     """Problems of one round; all where left out."""
     rounds: Count = 1
     temperature: Positive = 1.0
+    require_success: Flag = True
+    """Use successes alone. Off in smoke runs only, whose policy may solve nothing: a failure is no example."""
     threshold: float | None = None
-    """Reward from which a trajectory is used; success alone decides where left out."""
+    """Least reward of a success that is used; every success is where left out."""
     top_k: Count | None = 2
     """Most trajectories used of one problem."""
     band: Shares = (0.0, 1.0)

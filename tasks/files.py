@@ -3,15 +3,14 @@
 The only module that renames, replaces or flushes anything.
 """
 
-import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,8 @@ from tasks.faults import COUNT_VARIABLE, DRIVER_VARIABLE, FAULT_VARIABLE, fault_
 from tasks.processes import pid_is_free
 
 __all__ = [
-    "COUNT_VARIABLE", "DRIVER_VARIABLE", "FAULT_VARIABLE", "FileEntry", "Ledger", "digest_entries", "digest_tree",
-    "disk_error", "fault_point", "fsync_dir", "list_tree", "locked", "move", "remove_dir", "remove_temporaries", "replace_dir",
+    "COUNT_VARIABLE", "DRIVER_VARIABLE", "FAULT_VARIABLE", "FileEntry", "Ledger", "copy_tree", "digest_entries", "digest_tree",
+    "disk_error", "fault_point", "fsync_dir", "list_tree", "move", "remove_dir", "remove_temporaries", "replace_dir",
     "sha256_file", "sync_tree", "temporaries", "temporary", "write_dir", "write_durable", "write_json", "write_quick",
 ]  # fmt: skip
 
@@ -176,6 +175,21 @@ def write_dir(final: Path, fill: Callable[[Path], T]) -> T:
     return done
 
 
+def copy_tree(source: Path, target: Path, *, link: bool = False, leave_out: str = "") -> None:
+    """Copy a folder to where nothing counts yet, without names like `leave_out`; `link` shares files where it can."""
+    ignore = shutil.ignore_patterns(leave_out) if leave_out else None
+    copy = _link_or_copy if link else shutil.copy2
+    shutil.copytree(source, target, copy_function=copy, ignore=ignore, dirs_exist_ok=True)
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+    return target
+
+
 def move(source: Path, target: Path) -> None:
     """Rename a file or a folder and flush the folders on both sides."""
     try:
@@ -247,23 +261,28 @@ def digest_tree(folder: Path, *, exclude: str = "notes/") -> str:
     return digest_entries(list_tree(folder, exclude=exclude))
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file's lock, after whoever holds it; for the moments of a ledger that several processes share."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+_CRC = b', "~crc": "%08x"}\n'
+
+
+def _crc_holds(line: bytes) -> bool:
+    """Return whether a line of a checked ledger ends with the CRC of what is before it."""
+    return line.endswith(_CRC % zlib.crc32(line[: -len(_CRC % 0)]))
 
 
 class Ledger:
-    """Append-only JSON lines that survive a kill: a torn tail is counted, never read, and cut before appending."""
+    """Append-only JSON lines that survive a kill: a torn tail is counted, never read, and cut before appending.
 
-    def __init__(self, path: Path, *, remedy: str = "move the file away to do its node again") -> None:
+    `checked`: each line ends with the CRC-32 of what is before it; one that does not match is left out and counted.
+    """
+
+    def __init__(
+        self, path: Path, *, remedy: str = "move the file away to do its node again", checked: bool = False
+    ) -> None:
         self.path = path
         self._remedy = remedy
+        self._checked = checked
+        self.damaged = 0
+        """Whole lines of a checked ledger that reading left out."""
         self.torn = 0
         """Bytes of a torn tail that reading met or appending cut."""
         self.repeated = 0
@@ -272,7 +291,8 @@ class Ledger:
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield whole records. StateError for a damaged record that is not the tail."""
+        """Yield whole records. StateError for a damaged record that is not the tail, unless the ledger is checked."""
+        self.damaged = 0
         if not self.path.exists():
             return
         with self.path.open("rb") as f:
@@ -280,6 +300,9 @@ class Ledger:
                 if not line.endswith(b"\n"):
                     self.torn = len(line)
                     return
+                if self._checked and not _crc_holds(line):
+                    self.damaged += 1
+                    continue
                 yield self._parse(line, number)
 
     def keyed(self, *names: str) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -336,7 +359,7 @@ class Ledger:
 
     def append(self, records: Iterable[dict[str, Any]], *, durable: bool = True) -> None:
         """Append records in one write and flush them to disk. StateError where the disk is full; nothing is torn."""
-        data = "".join(json.dumps(r, sort_keys=True, allow_nan=False) + "\n" for r in records).encode()
+        data = b"".join(self._line(r) for r in records)
         with self._lock:
             self._repair()
             try:
@@ -351,6 +374,10 @@ class Ledger:
                     fsync_dir(self.path.parent)
             except OSError as e:
                 raise disk_error(e, self.path, len(data)) from e
+
+    def _line(self, record: dict[str, Any]) -> bytes:
+        text = json.dumps(record, sort_keys=True, allow_nan=self._checked).encode()  # what is checked is read here only
+        return text[:-1] + _CRC % zlib.crc32(text[:-1]) if self._checked else text + b"\n"
 
     @staticmethod
     def _write(f: Any, data: bytes, *, durable: bool) -> None:

@@ -4,18 +4,15 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from flows import services
+from flows import leftovers, services
 from flows.checkup.findings import Finding, ok
 from flows.leases import Lease, Process, process_from, short_lock
-
-_LEASES = ("nodes/*/lease", "programs/*/lease", "services/lock", "registry/.lock", "pools/.lock",
-           "pools/.answers.lock", "dvc/lock", "recorder/lock", "device.lock")  # fmt: skip
 
 
 def leases(home: Path) -> Iterator[Finding]:
     """Find leases whose holder is gone, and children that outlived their driver."""
     held = 0
-    for path in sorted(p for pattern in _LEASES for p in home.glob(pattern)):
+    for path in leftovers.lease_files(home):
         lease = Lease(path)
         if lease.held_elsewhere:
             held += 1

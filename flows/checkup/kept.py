@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from flows import looks, pools, registry
+from flows import leftovers, looks, pools, registry
 from flows.checkup.findings import Finding, ok
 from flows.databranch import BRANCH, LOCAL, MARKER, existing, git
 from flows.durable import Ledger, remove_temporaries, temporaries
@@ -48,14 +48,18 @@ def _unfinished(state: State, folder: Path) -> Finding:
 
 def left_over(home: Path) -> Iterator[Finding]:
     """Find what interrupted writes left: files and folders that no reader takes for a result."""
-    folders = {p.parent for p in home.rglob(".*.tmp")} if home.is_dir() else set[Path]()
-    for folder in sorted(folders):
+    for folder in sorted(leftovers.folders(home)):
         if found := temporaries(folder):
             names = ", ".join(p.name for p in found[:3])
             yield Finding(
                 "temporary", "note", str(folder), f"{len(found)} left by interrupted writes: {names}",
-                "the next run clears what it meets", partial(_remove, folder),
+                "the next run clears it", partial(_remove, folder),
             )  # fmt: skip
+    for folder in leftovers.served(home):
+        yield Finding(
+            "temporary", "note", str(folder), "weights for a server, left by a node that is gone",
+            "the next run clears it", partial(leftovers.remove_served, folder),
+        )  # fmt: skip
 
 
 def _remove(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import lookup
-from flows.durable import digest_tree, replace_dir, sync_tree, temporary, write_durable, write_json
+from flows.durable import copy_tree, digest_tree, replace_dir, sync_tree, temporary, write_durable, write_json
 from flows.state import State, find_home
 from specs.errors import ProgramError, StateError, UsageError
 from specs.records import to_dict
@@ -66,7 +66,7 @@ def export_policy(state: State, what: str, target: Path, program: str | None = N
     aside = temporary(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.copytree(source, aside)
+        copy_tree(source, aside)
         entries = read_manifest(aside)
         sync_tree(aside)
         replace_dir(aside, target)
@@ -89,7 +89,7 @@ def export_adapter(state: State, what: str, target: Path, program: str | None = 
     aside = temporary(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.copytree(source, aside)
+        copy_tree(source, aside)
         sync_tree(aside)
         replace_dir(aside, target)
     finally:

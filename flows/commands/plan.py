@@ -5,13 +5,13 @@ import json
 import sys
 from pathlib import Path
 
+from flows.durable import write_durable
 from flows.looks import known
 from flows.plan import diff, save_bytes, statuses
 from flows.power import gate_powers
 from flows.prepare import last_plan, other_plan, prepare
 from flows.spending import cap_warnings
 from flows.state import State, find_home
-from specs.errors import StateError
 
 EXAMPLES = {"plan": "tutelage plan specs/programs/quickstart.yaml --diff last"}
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     powers = gate_powers(plan, known(plan, state, found))
     against = None if args.diff is None else diff(other_plan(args.diff, plan, state), plan)
     if args.save is not None:
-        _save(Path(args.save), save_bytes(plan))
+        write_durable(Path(args.save), save_bytes(plan))
     spend = cap_warnings(plan, [n for n in plan if found[n.id].status in ("run", "maybe", "resume")])
     for text in (*(str(w) for w in loaded.warnings), *dict.fromkeys(state.damage), *spend):
         print(text, file=sys.stderr)
@@ -50,10 +50,3 @@ def run(args: argparse.Namespace) -> int:
     if against is not None:
         out.print(diff_view(against, str(args.diff)))
     return 0
-
-
-def _save(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as e:
-        raise StateError(f"{path}: the plan cannot be written ({e.strerror}); name another file") from e

@@ -157,6 +157,7 @@ def arena(node: NodeContext, policy: LoadedPolicy) -> tuple[Arena, AnySampler]:
         reward=Reward.model_validate(node.params["reward"]),
         max_new_tokens=agent.max_new_tokens,
         in_flight=_in_flight(agent, execution(node)),
+        repeatable=isinstance(execution(node).sampler, LocalSampling) and not isinstance(agent, ExternalAgent),
     )
     return made, sampler
 

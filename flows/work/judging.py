@@ -42,11 +42,12 @@ def read_problems(path: Path, *, may_be_empty: bool = False) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class _Rolled:
-    """Judged tries and the digest of the policy that made them."""
+    """Judged tries, the digest of the policy that made them, and what is to be said of them."""
 
     sampled: list[Trajectory]
     greedy: list[Trajectory]
     digest: str
+    notes: list[str]
 
 
 def evaluate(node: NodeContext) -> Outcome:
@@ -61,7 +62,7 @@ def evaluate(node: NodeContext) -> Outcome:
     pool = params["role"] == "regression"
     problems = read_problems(node.inputs["problems"] / "records.jsonl", may_be_empty=pool)
     folder = node.inputs["policy"] / "policy"
-    rolled = _roll(node, folder, spec, problems) if problems else _Rolled([], [], "")
+    rolled = _roll(node, folder, spec, problems) if problems else _Rolled([], [], "", [])
     sampled, greedy = rolled.sampled, rolled.greedy
     seen = [t.reward for t in (*sampled, *greedy) if t.reward is not None]
     turns = max((environments[p.environment].max_turns for p in problems), default=0)
@@ -93,7 +94,7 @@ def evaluate(node: NodeContext) -> Outcome:
     )
     node.metrics.log(0, **{k: v["value"] for k, v in whole["metrics"].items() if v["value"] is not None})
     outcome = _evaluated(whole, len(sampled) + len(greedy), sum(t.policy_tokens for t in (*sampled, *greedy)))
-    outcome.notes += drift_notes([*sampled, *greedy])
+    outcome.notes += [*drift_notes([*sampled, *greedy]), *rolled.notes]
     return outcome
 
 
@@ -119,25 +120,29 @@ def _evaluated(summary: dict[str, Any], rollouts: int, tokens: int) -> Outcome:
 
 
 def _roll(node: NodeContext, folder: Path, spec: Evaluation, problems: Sequence[Problem]) -> _Rolled:
-    """Return the judged tries of the policy in `folder`; a killed evaluation goes on from the parts it has."""
+    """Return the judged tries of the policy in `folder`; a killed evaluation goes on from those it has."""
     from flows.work import inputs
     from tasks.loops.collect import Draw, collect
-    from tasks.loops.rollout_store import RolloutStore
+    from tasks.loops.rollout_ledger import RolloutLedger
     from tasks.policy.store import load_policy
 
     policy = load_policy(folder, device=inputs.device(node))
     arena, _ = inputs.arena(node, policy)
 
+    notes: list[str] = []
+
     def roll(samples: int, temperature: float, name: str) -> list[Trajectory]:
         def tell(done: int, total: int) -> None:
             node.progress(name, done / max(1, total), {"rollouts": float(done)})
 
-        store = RolloutStore(node.checkpoints / name)
+        store = RolloutLedger(node.checkpoints / f"{name}.jsonl")
         draw = Draw(samples, temperature, node.seed, name)
-        return collect(arena, problems, draw, stop=node.stop, store=store, progress=tell).trajectories
+        found = collect(arena, problems, draw, stop=node.stop, store=store, progress=tell).trajectories
+        notes.extend(f"{name}: {text}" for text in store.notes())
+        return found
 
     sampled = roll(spec.samples, spec.temperature, "sampled")
-    return _Rolled(sampled, roll(1, 0.0, "greedy") if spec.greedy else [], policy.digest)
+    return _Rolled(sampled, roll(1, 0.0, "greedy") if spec.greedy else [], policy.digest, notes)
 
 
 def _evidence(node: NodeContext, question: looks.Question) -> Evidence:

@@ -24,7 +24,7 @@ from tasks.loops.batches import batch_plan
 from tasks.loops.collect import Draw, collect, drift_notes
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.order import ProblemOrder
-from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.rollout_ledger import RolloutLedger
 from tasks.loops.updates import logprob_gap
 from tasks.policy.store import LoadedPolicy, save_policy
 from tasks.tensors import Loss
@@ -37,7 +37,7 @@ def rollouts(node: NodeContext) -> Outcome:
     arena, _ = inputs.arena(node, policy)
     order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
     draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts"), "lessons")
-    store = RolloutStore(node.checkpoints / "rollouts")
+    store = RolloutLedger(node.checkpoints / "rollouts.jsonl")
 
     def tell(done: int, total: int) -> None:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
@@ -51,7 +51,7 @@ def rollouts(node: NodeContext) -> Outcome:
     notes = [*inputs.empty_notes(node), *drift_notes(found.trajectories)]
     if spec.problems and spec.problems > order.size:
         notes.append(f"problems is {spec.problems}, but there are only {order.size}; all were used")
-    notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
+    notes += store.notes()
     return Outcome(
         metrics={"success": success, "invalid": found.invalid / max(1, count)},
         cost={"rollouts": float(count), "tokens": float(found.policy_tokens)},

@@ -9,7 +9,7 @@ from tasks.files import write_json
 from tasks.loops.collect import Draw
 from tasks.loops.collect import collect as collect_rollouts
 from tasks.loops.order import ProblemOrder
-from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.rollout_ledger import RolloutLedger
 
 
 def mine(node: NodeContext) -> Outcome:
@@ -20,7 +20,7 @@ def mine(node: NodeContext) -> Outcome:
     order = ProblemOrder(sets, node.seed)
     asked = order.draw(spec.problems)
     draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts"), node.id)
-    store = RolloutStore(node.checkpoints / "rollouts")
+    store = RolloutLedger(node.checkpoints / "rollouts.jsonl")
 
     def tell(done: int, total: int) -> None:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
@@ -34,7 +34,7 @@ def mine(node: NodeContext) -> Outcome:
     notes = [f"{n} rollouts have no verdict and are no failures: {reason}" for reason, n in found.reasons.items()]
     if spec.problems > order.size:
         notes.append(f"mine.problems is {spec.problems}, but there are only {order.size}; all were used")
-    notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
+    notes += store.notes()
     return Outcome(
         metrics={"success": sum(bool(t.success) for t in valid) / len(valid) if valid else None},
         cost={"rollouts": float(len(found.trajectories)), "tokens": float(found.policy_tokens)},

@@ -22,6 +22,7 @@ from tasks.loops.collect import Draw, collect, drift_notes
 from tasks.loops.on_policy import OnPolicy, OnPolicyReport, train_policy_gradient
 from tasks.loops.order import ProblemOrder
 from tasks.loops.preflight import measure, review_sample
+from tasks.loops.rollout_ledger import RolloutLedger
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.updates import policy_updates
 from tasks.policy.store import LoadedPolicy
@@ -37,7 +38,7 @@ def preflight(node: NodeContext) -> Outcome:
     arena, _ = inputs.arena(node, inputs.start_policy(node))
     order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
     draw = Draw(asked.samples, spec.temperature, derive(node.seed, "rollouts"), "preflight")
-    store = RolloutStore(node.checkpoints / "rollouts")
+    store = RolloutLedger(node.checkpoints / "rollouts.jsonl")
 
     def tell(done: int, total: int) -> None:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
@@ -54,6 +55,7 @@ def preflight(node: NodeContext) -> Outcome:
     notes += [f"not met: {sentence}" for sentence in missing]
     if asked.problems > order.size:
         notes.append(f"preflight.problems is {asked.problems}, but there are only {order.size}; all were used")
+    notes += store.notes()
     return Outcome(
         metrics={name: figures[name] for name in shown} | {"reward_mean": figures["reward"]["mean"]},
         cost={"rollouts": float(len(found.trajectories)), "tokens": float(found.policy_tokens)},

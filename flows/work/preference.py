@@ -26,7 +26,7 @@ from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.labelling import LabelReport, label_rows, require_labels
 from tasks.loops.order import ProblemOrder
 from tasks.loops.pairing import PairReport, mismatched, pair_rows, pair_up, require_pairs
-from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.rollout_ledger import RolloutLedger
 from tasks.policy.store import save_policy
 
 
@@ -37,7 +37,7 @@ def pairs(node: NodeContext) -> Outcome:
     arena, _ = inputs.arena(node, policy)
     order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
     draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts"), "pairs")
-    store = RolloutStore(node.checkpoints / "rollouts")
+    store = RolloutLedger(node.checkpoints / "rollouts.jsonl")
 
     def tell(done: int, total: int) -> None:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
@@ -55,7 +55,7 @@ def pairs(node: NodeContext) -> Outcome:
     notes = [*inputs.empty_notes(node), *done.notes, *drift_notes(found.trajectories)]
     if spec.problems and spec.problems > order.size:
         notes.append(f"pairing.problems is {spec.problems}, but there are only {order.size}; all were used")
-    notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
+    notes += store.notes()
     valid = [t for t in found.trajectories if t.success is not None]
     return Outcome(
         metrics={

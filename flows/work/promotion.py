@@ -1,14 +1,12 @@
 """Bodies of `promote` (a gate's candidate becomes the champion) and `policy.registered` (a champion as an input)."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from flows import registry
 from flows.context import NodeContext, Outcome
-from flows.durable import write_json
+from flows.durable import copy_tree, write_json
 from specs.errors import DataError, StateError
 
 
@@ -140,14 +138,5 @@ def registered(node: NodeContext) -> Outcome:
     source = home_of(node) / folder
     version = registry.Version(int(number), digest, folder, "", None, None, "")
     registry.checked_folder(home_of(node), version)
-    shutil.copytree(source, node.out / "policy", copy_function=link_or_copy)
+    copy_tree(source, node.out / "policy", link=True)
     return Outcome(metrics={"version": float(number)})
-
-
-def link_or_copy(source: str, target: str) -> str:
-    """Link a file, or copy it where links cannot be made."""
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)
-    return target

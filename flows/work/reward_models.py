@@ -32,7 +32,7 @@ from tasks.loops.reward_rows import (
     turn_order,
     turn_rows,
 )
-from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.rollout_ledger import RolloutLedger
 from tasks.policy.reward_model import Scale, load_reward_model, save_reward_model
 from tasks.policy.store import LoadedPolicy
 
@@ -48,7 +48,7 @@ def turns(node: NodeContext) -> Outcome:
     arena, _ = inputs.arena(node, policy)
     order = ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node))
     draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts"), "turns")
-    store = RolloutStore(node.checkpoints / "rollouts")
+    store = RolloutLedger(node.checkpoints / "rollouts.jsonl")
 
     def tell(done: int, total: int) -> None:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
@@ -70,7 +70,7 @@ def turns(node: NodeContext) -> Outcome:
     notes += [f"{n} trajectories have no labels: {reason}" for reason, n in sorted(labelled.dropped.items())]
     if spec.problems and spec.problems > order.size:
         notes.append(f"turns.problems is {spec.problems}, but there are only {order.size}; all were used")
-    notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
+    notes += store.notes()
     return Outcome(
         metrics={"labelled_turns": float(labelled.turns), "label_mean": _mean(values)},
         cost={"rollouts": float(len(found.trajectories)), "tokens": float(found.policy_tokens)},

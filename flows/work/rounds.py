@@ -5,16 +5,14 @@ after its remedies. `round.choose`: whether a later round runs.
 """
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.context import NodeContext, Outcome
 from flows.work.lines import read_rows
-from flows.work.promotion import link_or_copy
 from specs.errors import StateError
-from tasks.files import write_json
+from tasks.files import copy_tree, write_json
 from tasks.judging.results import Unusable, try_evaluation
 
 
@@ -97,7 +95,7 @@ def _evaluations(node: NodeContext, policy: str, name: str) -> None:
 def _link(source: Path, target: Path) -> None:
     """Link a folder's files; timings under `notes/` are no part of what a round depends on."""
     if source.is_dir():
-        shutil.copytree(source, target, copy_function=link_or_copy, ignore=shutil.ignore_patterns("notes"))
+        copy_tree(source, target, link=True, leave_out="notes")
 
 
 def proceed(node: NodeContext) -> Outcome:

@@ -1,11 +1,15 @@
 """The sampler of a node, in its own process or on a model server, as `run.sampler` says."""
 
+from pathlib import Path
 from typing import assert_never
 
 from flows.context import NodeContext
+from flows.leases import Lease
+from specs.errors import StateError
 from specs.run import LocalSampling, Run, VLLMSampling
 from tasks.episodes.local import LocalSampler
 from tasks.episodes.vllm_sampler import Asking, VLLMSampler
+from tasks.files import remove_dir
 from tasks.policy.store import LoadedPolicy, Precision
 
 AnySampler = LocalSampler | VLLMSampler
@@ -31,7 +35,7 @@ def _served(
 
     home = node.home or node.out.parent
     if spec.url is not None:
-        server = NamedServer(spec.url, str(home / "served" / node.run_key), precision)
+        server = NamedServer(spec.url, str(_folder_of_a_node(node, home)), precision)
     else:
         caller = Caller(home, node.id, node.stop, lambda what: node.progress(what, None, {}))
         server = ModelServer(caller, spec, policy, precision)
@@ -40,3 +44,15 @@ def _served(
     sampler = VLLMSampler(server, policy, version, precision, asking)
     node.at_end.callback(sampler.close)
     return sampler
+
+
+def _folder_of_a_node(node: NodeContext, home: Path) -> Path:
+    """Return the folder through which a server of somebody else's gets weights; it goes when the node ends."""
+    folder = home / "served" / node.run_key
+    folder.mkdir(parents=True, exist_ok=True)
+    lease = Lease(folder / "lease")
+    if not lease.try_acquire(node=node.id):
+        raise StateError(f"{folder}: another process writes weights there; wait until it has ended, and run again")
+    node.at_end.callback(lease.release)
+    node.at_end.callback(remove_dir, folder)
+    return folder

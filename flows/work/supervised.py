@@ -24,7 +24,7 @@ from tasks.loops.collect import Collected, Draw, drift_notes
 from tasks.loops.collect import collect as collect_rollouts
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.order import ProblemOrder
-from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.rollout_ledger import RolloutLedger
 from tasks.loops.selection import Selection, gain, require_positives, select, select_weighted
 from tasks.policy.store import LoadedPolicy
 
@@ -91,7 +91,7 @@ def collect(node: NodeContext) -> Outcome:
     problems = order.draw(spec.problems or order.size)
     again = [] if node.params["round"] == 1 else [node.params["round"]]  # the same problems, other samples
     draw = Draw(spec.samples, spec.temperature, derive(node.seed, "rollouts", *again), node.id)
-    store = RolloutStore(node.checkpoints / "rollouts")
+    store = RolloutLedger(node.checkpoints / "rollouts.jsonl")
 
     def tell(done: int, total: int) -> None:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
@@ -111,7 +111,7 @@ def collect(node: NodeContext) -> Outcome:
         notes.append(f"problems is {spec.problems}, but there are only {order.size}; all were used")
     notes += [reason] if "previous" in node.inputs else []
     notes += drift_notes(found.trajectories)
-    notes += [f"part {name} of earlier rollouts was damaged and drawn again" for name in store.damaged]
+    notes += store.notes()
     return Outcome(metrics=_collect_metrics(chosen, found), cost=_rollout_cost(found), notes=notes)
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from specs.errors import DataError, Interrupted, ProgramError
@@ -31,11 +31,14 @@ def run_episodes(  # noqa: PLR0913 - the seam where everything is handed in
     group_prefix: str = "",
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    known: Container[tuple[str, int]] = (),
+    finished: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """Return `samples` trajectories of each problem, in the order of the problems, samples together.
 
     What comes out depends on seed, problem and sample only, never on `in_flight`. `settings` without stop ids gets
-    the template's. `progress` is told (finished, all) after each turn. Interrupted where `stop` says so.
+    the template's. Those whose problem and sample are in `known` are left out. `progress` is told (finished, all)
+    after each turn, `finished` takes each trajectory as soon as it has ended. Interrupted where `stop` says so.
     """
     _check(sampler, agent, template, environments, problems)
     if isinstance(agent, ExternalScaffold):
@@ -44,33 +47,35 @@ def run_episodes(  # noqa: PLR0913 - the seam where everything is handed in
         return run_external(
             sampler, agent, template, environments, problems, samples=samples,
             settings=_settings(agent, template, settings), seed=seed, in_flight=in_flight, group_prefix=group_prefix,
-            progress=progress, stop=stop,
+            progress=progress, stop=stop, known=known, finished=finished,
         )  # fmt: skip
     shared = _shared(sampler, agent, template, settings, seed, group_prefix)
-    groups = iter([(place, p) for place, p in enumerate(problems)])
-    total = len(problems) * samples
-    finished: dict[int, Trajectory] = {}
+    groups = iter([g for p in problems if (g := [(p, k) for k in range(samples) if (p.id, k) not in known])])
+    total = sum((p.id, k) not in known for p in problems for k in range(samples))
+    done: dict[int, Trajectory] = {}
     active: dict[int, Episode] = {}
+    place = itertools.count()
+    group = next(groups, [])
     try:
-        while len(finished) < total:
+        while len(done) < total:
             if stop is not None and stop():
-                raise Interrupted(f"stopped after {len(finished)} of {total} episodes; run the same command to go on")
-            while not active or len(active) + samples <= in_flight:
-                place, problem = next(groups, (0, None))
-                if problem is None:
-                    break
-                environment = environments[problem.environment]
-                for k in range(samples):
-                    active[place * samples + k] = Episode(problem, k, next(_SESSIONS), environment, shared)
+                raise Interrupted(f"stopped after {len(done)} of {total} episodes; run the same command to go on")
+            while group and (not active or len(active) + len(group) <= in_flight):
+                for problem, k in group:
+                    environment = environments[problem.environment]
+                    active[next(place)] = Episode(problem, k, next(_SESSIONS), environment, shared)
+                group = next(groups, [])
             _turn(sampler, active)
             for key in [k for k, e in active.items() if e.request is None]:
-                finished[key] = active.pop(key).trajectory()
+                done[key] = active.pop(key).trajectory()
+                if finished is not None:
+                    finished(done[key])
             if progress is not None:
-                progress(len(finished), total)
+                progress(len(done), total)
     finally:
         for episode in active.values():
             episode.abandon()
-    return [finished[k] for k in range(total)]
+    return [done[k] for k in range(total)]
 
 
 def _shared(

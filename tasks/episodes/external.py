@@ -8,7 +8,7 @@ out of time, is a fault of the infrastructure with its evidence, unless it had b
 import itertools
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -46,14 +46,17 @@ def run_external(  # noqa: PLR0913 - as run_episodes
     group_prefix: str = "",
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    known: Container[tuple[str, int]] = (),
+    finished: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Return `samples` trajectories of each problem, in the order of the problems, samples together.
+    """Return `samples` trajectories of each problem, in the order of the problems, samples together, without `known`.
 
     At most `in_flight` programs run at once. Interrupted where `stop` says so; every program has ended then.
     """
     setting = Setting(agent, template, settings, sampler.max_length, seed, group_prefix, sampler.name)
-    wanted = ((k * samples + i, p, i) for k, p in enumerate(problems) for i in range(samples))
-    total = len(problems) * samples
+    asked = [(p, i) for p in problems for i in range(samples) if (p.id, i) not in known]
+    wanted = ((place, p, i) for place, (p, i) in enumerate(asked))
+    total = len(asked)
     with Gateway(agent, template.tokenizer.size, settings.temperature) as gateway:
         crowd = _Crowd(sampler, setting, environments, gateway)
         try:
@@ -64,7 +67,11 @@ def run_external(  # noqa: PLR0913 - as run_episodes
                     )
                 crowd.fill(wanted, in_flight)
                 crowd.serve()
-                if crowd.reap() and progress is not None:
+                ended = crowd.reap()
+                if finished is not None:
+                    for place in ended:
+                        finished(crowd.finished[place])
+                if ended and progress is not None:
                     progress(len(crowd.finished), total)
         finally:
             crowd.abandon()
@@ -176,12 +183,12 @@ class _Crowd:
             if reply is not None:
                 job.reply(reply)
 
-    def reap(self) -> bool:
-        """Take up the episodes whose program has ended or is out of time; return whether there were any."""
+    def reap(self) -> list[int]:
+        """Take up the episodes whose program has ended or is out of time; return their places."""
         ended = [place for place, c in self._running.items() if c.over()]
         for place in ended:
             self.finished[place] = self._running.pop(place).finish(self._gateway)
-        return bool(ended)
+        return ended
 
     def abandon(self) -> None:
         """End the programs of episodes that will not be finished."""

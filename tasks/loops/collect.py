@@ -3,19 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from specs.errors import VerifierError
+from specs.errors import Interrupted, VerifierError
 from specs.records import NOT_TRAINED, Problem, Trajectory
 from specs.reward import Reward
 from tasks.episodes.agents import ToolLoopAgent
 from tasks.episodes.driver import run_episodes
 from tasks.evidence.judge import judge
-from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.rollout_ledger import LOOSE, Part, RolloutLedger
 from tasks.protocols import Environment, Sampler, SamplingSettings, VerifierRun
 from tasks.tokens.template import Template
-
-PARTS_IN_FLIGHT = 4
-"""Rollouts of one stored part, in multiples of what is in flight at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,8 @@ class Arena:
     reward: Reward
     max_new_tokens: int
     in_flight: int = 256
+    repeatable: bool = True
+    """Whether equal batches give equal bits, so that rollouts are drawn in batches that a resume can draw again."""
 
     def settings(self, temperature: float) -> SamplingSettings:
         """Return sampling settings with the template's stop tokens."""
@@ -68,27 +69,34 @@ def rollouts(
     draw: Draw,
     *,
     stop: Callable[[], bool] | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[Trajectory]:
     """Return the judged rollouts of the problems. Raises Interrupted where `stop` asks."""
-    trajectories = run_episodes(
-        arena.sampler,
-        arena.agent,
-        arena.template,
-        arena.environments,
-        problems,
-        samples=draw.samples,
-        settings=arena.settings(draw.temperature),
-        seed=draw.seed,
-        in_flight=arena.in_flight,
-        group_prefix=f"{draw.prefix}/",
-        progress=progress,
-        stop=stop,
-    )
+    trajectories = run_episodes(**_episodes(arena, problems, draw), stop=stop)
     by_id = {p.id: p for p in problems}
     for trajectory in trajectories:
+        _heed(stop)
         judge(trajectory, by_id[trajectory.problem_id], arena.verifiers, arena.reward)
     return trajectories
+
+
+def _episodes(arena: Arena, problems: Sequence[Problem], draw: Draw) -> dict[str, Any]:
+    return {
+        "sampler": arena.sampler,
+        "agent": arena.agent,
+        "template": arena.template,
+        "environments": arena.environments,
+        "problems": problems,
+        "samples": draw.samples,
+        "settings": arena.settings(draw.temperature),
+        "seed": draw.seed,
+        "in_flight": arena.in_flight,
+        "group_prefix": f"{draw.prefix}/",
+    }
+
+
+def _heed(stop: Callable[[], bool] | None) -> None:
+    if stop is not None and stop():
+        raise Interrupted("stopped while rollouts were judged; run the same command to go on")
 
 
 def collect(
@@ -97,31 +105,69 @@ def collect(
     draw: Draw,
     *,
     stop: Callable[[], bool] | None = None,
-    store: RolloutStore | None = None,
+    store: RolloutLedger | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Collected:
-    """Return the judged rollouts of the problems, some problems at a time; with a `store` no part is drawn twice.
+    """Return the judged rollouts of the problems; what is in `store` is not drawn again.
 
+    Where batches are `repeatable`, they are drawn in parts of as many as may be in flight, and a part that a kill cut
+    short is drawn again whole: the same bits come out. One that `stop` cut short keeps what had ended.
     Raises VerifierError where more of them than `reward.max_invalid` have no verdict, Interrupted where `stop` asks.
     """
-    part = max(1, PARTS_IN_FLIGHT * arena.in_flight // draw.samples)
+    known = {} if store is None else store.read()
+    size = max(1, arena.in_flight // draw.samples) if arena.repeatable else max(1, len(problems))
     total = len(problems) * draw.samples
     found: list[Trajectory] = []
-    for at in range(0, len(problems), part):
-        name = f"part-{at:06d}-{part}"  # with its size, for a resume may have another number in flight
-        known = store.read(name) if store is not None else None
-        if known is None:
-            done = len(found)
+    try:
+        for at in range(0, len(problems), size):
+            part = problems[at : at + size]
+            wanted = [(p.id, k) for p in part for k in range(draw.samples)]
+            have = {key: known[key] for key in wanted if key in known}
+            before = len(found) + len(have)
 
-            def tell(finished: int, _: int, done: int = done) -> None:
+            def tell(finished: int, _: int, before: int = before) -> None:
                 if progress is not None:
-                    progress(done + finished, total)
+                    progress(before + finished, total)
 
-            known = rollouts(arena, problems[at : at + part], draw, stop=stop, progress=tell)
-            if store is not None and at + part < len(problems):
-                store.write(name, known)
-        found += known
+            if len(have) < len(wanted):
+                whole = Part(f"{at}/{len(wanted)}", len(wanted)) if arena.repeatable and not have else LOOSE
+                keep = None if store is None else partial(store.keep, part=whole)
+                asked = _episodes(arena, part, draw)
+                try:
+                    drawn = run_episodes(**asked, stop=stop, progress=tell, known=have.keys(), finished=keep)
+                except Interrupted:
+                    if store is not None:
+                        store.loosen(whole)
+                    raise
+                have |= {(t.problem_id, t.sample): t for t in drawn}
+            elif progress is not None:
+                progress(before, total)
+            found += [have[key] for key in wanted]
+            _judge(arena, part, [have[key] for key in wanted], store, stop)
+            if store is not None:
+                store.write()
+    finally:
+        if store is not None:
+            store.write(durable=True)
     return check_invalid(found, arena.reward)
+
+
+def _judge(
+    arena: Arena,
+    problems: Sequence[Problem],
+    trajectories: Sequence[Trajectory],
+    store: RolloutLedger | None,
+    stop: Callable[[], bool] | None,
+) -> None:
+    """Judge what was not judged before."""
+    by_id = {p.id: p for p in problems}
+    for trajectory in trajectories:
+        if store is not None and store.judged(trajectory):
+            continue
+        _heed(stop)
+        judge(trajectory, by_id[trajectory.problem_id], arena.verifiers, arena.reward)
+        if store is not None:
+            store.keep_verdict(trajectory)
 
 
 def drift_notes(trajectories: Sequence[Trajectory]) -> list[str]:

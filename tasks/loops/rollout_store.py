@@ -1,4 +1,4 @@
-"""Rollouts that outlive an attempt: one folder a part, named with the digest of what is in it."""
+"""Rollouts of steps that belong to a checkpoint: one folder a step, named with the digest of what is in it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -51,7 +51,7 @@ class Selection:
 def select(trajectories: Sequence[Trajectory], spec: RFT) -> Selection:
     """Return the trajectories to train on.
 
-    In this order: integrity (infrastructure, invalid, truncated never), reward or success, finished (what ran into
+    In this order: integrity (infrastructure, invalid, truncated never), success and reward, finished (what ran into
     the turn limit or ended in an error is no example, whatever its state), the problem's band of success rates, tool
     errors; then of a problem, by reward (most first), policy tokens (fewest first) and id: distinct token sequences, none
     too much like a better one, and the best `top_k`. The rate of a problem is over all its valid trajectories, cut ones included.
@@ -138,9 +138,9 @@ def _unusable(trajectory: Trajectory) -> str | None:
 
 
 def _passes(trajectory: Trajectory, spec: RFT) -> bool:
-    if spec.threshold is None:
-        return bool(trajectory.success)
-    return trajectory.reward is not None and trajectory.reward >= spec.threshold
+    if spec.require_success and not trajectory.success:
+        return False
+    return spec.threshold is None or (trajectory.reward is not None and trajectory.reward >= spec.threshold)
 
 
 def _select_problem(chosen: Selection, problem_id: str, members: list[Trajectory], spec: RFT) -> list[Trajectory]:

@@ -7,6 +7,7 @@ All nodes and runs of the program share it, so that no reply is paid for twice. 
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -15,7 +16,8 @@ from typing import Any
 
 from specs.errors import StateError
 from tasks.faults import fault_point
-from tasks.files import Ledger, locked
+from tasks.files import Ledger
+from tasks.leases import short_lock
 from tasks.teachers import budget
 from tasks.teachers.budget import Caps, Spent
 
@@ -72,6 +74,7 @@ class CallLedger:
         self._open: dict[str, _Open] = {}
         self._lines: dict[str, list[dict[str, Any]]] = {}
         self._number = 0
+        self._turn = threading.Lock()  # threads of this process queue here, so that the lease is asked for by one
         with self._locked():
             self._catch_up()
 
@@ -145,8 +148,10 @@ class CallLedger:
         for key in dict.fromkeys(keys):
             yield from self._lines.get(key, [])
 
-    def _locked(self) -> contextlib.AbstractContextManager[None]:
-        return locked(self.path.with_suffix(".lock"))
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._turn, short_lock(self.path.with_suffix(".lock")):
+            yield
 
     def _append(self, line: dict[str, Any]) -> None:
         Ledger(self.path).append([line])  # cuts what a kill left of a line

@@ -15,8 +15,10 @@ from flows.work.lines import read_rows, write_rows
 from specs.environments import OrderDesk
 from specs.flywheel import AskPerson, Cause, HardPool, Prefer, Remedy, Repair, Ticket
 from specs.records import BadCase, Problem, Status, Trajectory
+from specs.supervised import RFT, RewardWeighted
 from tasks.cases.remedies import Rules, apply, successes
 from tasks.evidence.apart import normalised
+from tasks.loops.selection import select, select_weighted
 from tests.flows.test_judging import node
 from tests.tasks.cases.planting import CALM, VERIFIERS
 from tests.tasks.cases.test_siblings import maker, texts
@@ -48,6 +50,30 @@ def test_successes_hold_verified_trajectories_only(rolled: list[Trajectory], siz
     assert len(kept) <= size
     assert len({tuple(t.ids) for t in kept}) == len(kept)
     assert len(kept) + sum(dropped.values()) == len(rolled), "what is left out is counted"
+
+
+@given(
+    trajectories(),
+    st.one_of(st.none(), st.floats(-2, 2)),
+    st.one_of(st.none(), st.integers(1, 3)),
+    st.sampled_from([(0.0, 1.0), (0.2, 0.6)]),
+)
+def test_rejection_sampling_takes_verified_trajectories_only(
+    rolled: list[Trajectory], threshold: float | None, top_k: int | None, band: tuple[float, float]
+) -> None:
+    spec = RFT(type="rft", threshold=threshold, top_k=top_k, band=band)
+    chosen = select(rolled, spec)
+
+    by_id = {t.id: t for t in rolled}
+    assert all(by_id[i].success is True and by_id[i].status == "finished" for i in chosen.ids)
+    assert len(chosen.ids) + sum(chosen.dropped.values()) == len(rolled), "what is left out is counted"
+
+
+@given(trajectories())
+def test_weights_by_reward_go_to_problems_that_were_solved(rolled: list[Trajectory]) -> None:
+    by_id = {t.id: t for t in rolled}
+    solved = {t.problem_id for t in rolled if t.success and t.status == "finished"}
+    assert {by_id[i].problem_id for i in select_weighted(rolled, RewardWeighted(type="reward_weighted")).ids} <= solved
 
 
 @st.composite

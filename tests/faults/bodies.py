@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from flows.context import NodeContext, Outcome, Result
 from flows.registry import Candidate, gate_digest
 from flows.registry import promote as switch
 from specs.errors import Interrupted, StateError, TrainingError
-from tasks.files import Ledger, fault_point, replace_dir, write_durable, write_json
+from specs.records import Trajectory
+from tasks.files import Ledger, fault_point, replace_dir, write_dir, write_durable, write_json
+from tasks.loops.rollout_ledger import RolloutLedger
 
 PAUSE = float(os.environ.get("FAULT_PAUSE", "0.004"))
 
@@ -53,11 +56,15 @@ def train(node: NodeContext) -> Outcome:
     if done:
         saved = json.loads((done[-1] / "state.json").read_text())
         state, first = saved["state"], saved["step"]
+    newest = node.checkpoints / "newest" / "state.json"
+    if newest.exists():
+        assert first - 5 <= json.loads(newest.read_text())["step"] <= first
     node.metrics.resume_from(first)
     known = {r["step"] for r in rollouts}
     for step in range(first + 1, 31):
         time.sleep(PAUSE)
         state = hashlib.sha256(state.encode()).hexdigest()
+        _witness(node, "step", step)
         if step not in known:
             rollouts.append([{"step": step, "state": state, "padding": "x" * 250}])
             _count(node)
@@ -78,20 +85,53 @@ def _count(node: NodeContext, key: str = "") -> None:
             f.write(f"{node.id} {key}\n")
 
 
+def _witness(node: NodeContext, what: str, step: int) -> None:
+    """Write down a step that was trained or saved, where no body reads it; `running.redone` does."""
+    if path := os.environ.get("FAULT_STEPS"):
+        with Path(path).open("a") as f:
+            f.write(f"{node.id} {os.getpid()} {what} {step}\n")
+
+
 IN_FLIGHT = 4
 CALLS = 24
+Keep = Callable[[str, str], None]
 
 
-def pay(node: NodeContext) -> Outcome:
-    """Twenty-four paid calls (`params.what`: reply or rollout), four in flight, each kept in a ledger as it comes."""
-    what, ledger = str(node.params["what"]), Ledger(node.checkpoints / "calls.jsonl")
+def _replies(node: NodeContext, padding: str) -> tuple[dict[str, str], Keep]:
+    """Return what was paid for, by key, and what keeps another one."""
+    ledger = Ledger(node.checkpoints / "calls.jsonl")
     known = {key: r["text"] for (key,), r in ledger.keyed("key").items()}
     if ledger.torn or ledger.repeated:
         print(
             f"{ledger.path}: {ledger.torn} torn bytes and {ledger.repeated} repeated records were left out", flush=True
         )
-    ending = threading.Event()
+    return known, lambda key, text: ledger.append([{"key": key, "text": text, "padding": padding}])
+
+
+def _rollouts(node: NodeContext, padding: str) -> tuple[dict[str, str], Keep]:
+    """Return what was rolled out, by problem, and what keeps another one: the product's own ledger."""
+    ledger, one = RolloutLedger(node.checkpoints / "trajectories.jsonl"), threading.Lock()
+    known = {t.problem_id: t.answer or "" for t in ledger.read().values()}
+    for note in ledger.notes():
+        print(note, flush=True)
+
+    def keep(key: str, text: str) -> None:
+        made = Trajectory(
+            key, key, "", "", "", "", key, 0, 0, [1], [3], [-0.5], [("v", 1)], [], "finished", {"padding": padding},
+            answer=text,
+        )  # fmt: skip
+        with one:
+            ledger.keep(made)
+
+    return known, keep
+
+
+def pay(node: NodeContext) -> Outcome:
+    """Twenty-four paid calls (`params.what`: reply or rollout), four in flight, each kept in a ledger as it comes."""
+    what = str(node.params["what"])
     padding = "x" * int(os.environ.get(f"FAULT_PAD_{what.upper()}", "250"))
+    known, keep = (_replies if what == "reply" else _rollouts)(node, padding)
+    ending = threading.Event()
 
     def call(key: str) -> None:
         if ending.is_set() or node.stop():
@@ -101,7 +141,7 @@ def pay(node: NodeContext) -> Outcome:
         known[key] = hashlib.sha256(f"{node.seed}/{what}/{key}".encode()).hexdigest()
         try:
             fault_point(f"before_{what}")
-            ledger.append([{"key": key, "text": known[key], "padding": padding}])
+            keep(key, known[key])
             fault_point(f"after_{what}")
         except (StateError, OSError):  # what cannot be kept is not bought
             ending.set()
@@ -136,11 +176,17 @@ def learn(node: NodeContext) -> Outcome:
     from tests.faults.learning import learn as train_model
 
     def step(number: int, loss: float) -> bool:
-        _count(node, f"step{number}")
+        _witness(node, "step", number)
         node.progress("step", number / STEPS, {"step": number, "steps": STEPS, "loss": loss})
         return node.stop()
 
-    last, weights, damaged = train_model(node.checkpoints / "state", node.seed, _text(node), step=step)
+    last, weights, damaged = train_model(
+        node.checkpoints / "state",
+        node.seed,
+        _text(node),
+        step=step,
+        saved=lambda number: _witness(node, "saved", number),
+    )
     if not weights:
         raise Interrupted(f"stopped at step {last}")
     for text in damaged:
@@ -175,6 +221,8 @@ def _save(node: NodeContext, step: int, state: str) -> None:
     fault_point("checkpoint")
     fault_point("before_checkpoint")
     replace_dir(aside, node.checkpoints / f"step-{step:03d}")
+    _witness(node, "saved", step)
+    write_dir(node.checkpoints / "newest", lambda folder: write_json(folder / "state.json", {"step": step}))
     fault_point("after_checkpoint")
 
 

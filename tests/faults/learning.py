@@ -115,12 +115,14 @@ def learn(
     stop_after: int = STEPS,
     leave_out: str = "",
     step: Callable[[int, float], bool],
+    saved: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, str, list[str]]:
     """Train from the newest checkpoint on; return the last step, the weights' digest, and what was found damaged.
 
-    `step` hears of every step and says whether to save and stop.
+    `step` hears of every step and says whether to save and stop, `saved` of every checkpoint.
     """
     pause = float(os.environ.get("FAULT_PAUSE", "0.004"))
+    padding = "x" * int(os.environ.get("FAULT_PAD_CHECKPOINT", "0"))
     checkpoints, learner, first = Checkpointer(folder, "learn"), Learner(seed, rows_of(text)), 0
     found = checkpoints.latest()
     if found is not None:
@@ -132,7 +134,9 @@ def learn(
         stop = step(number, loss)
         if number % EVERY == 0 or stop:
             fault_point("before_checkpoint")
-            checkpoints.save(number, *_json(learner.state()))
+            tensors, data = _json(learner.state())
+            checkpoints.save(number, tensors, data | {"padding": padding})
+            saved(number)
             fault_point("after_checkpoint")
         if stop:
             return number, "", checkpoints.damaged

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,9 +19,13 @@ from flows.state import State
 from tasks.files import digest_tree
 from tests.faults.bodies import entry_for
 from tests.faults.plans import reference
+from tests.parts import installed, lacking
 
 CHAIN: dict[str, Any] = {"options": {"campaign": {"chain": True}}}
 """The reference program with a chain of digests in place of a model."""
+
+MODEL: dict[str, Any] = {"options": {"campaign": {"chain": False}, "preload": ["torch", "numpy"]}}
+"""The same program with a real, tiny model."""
 
 
 def start(home: Path, *, under: tuple[str, ...] = (), **variables: Any) -> subprocess.Popen[str]:
@@ -33,7 +36,11 @@ def start(home: Path, *, under: tuple[str, ...] = (), **variables: Any) -> subpr
     options = variables.pop("options", {})
     limit = variables.pop("preexec_fn", None)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TUTELAGE_", "FAULT_"))}
-    env |= {"FAULT_OPTIONS": json.dumps(options), "FAULT_PAID": str(home.with_suffix(".paid"))}
+    env |= {
+        "FAULT_OPTIONS": json.dumps(options),
+        "FAULT_PAID": str(home.with_suffix(".paid")),
+        "FAULT_STEPS": str(home.with_suffix(".steps")),
+    }
     env |= {k: str(v) for k, v in variables.items()}
     return subprocess.Popen(
         [*under, sys.executable, "-m", "tests.faults.driver", str(home)],
@@ -96,6 +103,48 @@ def calls(home: Path) -> Counter[str]:
     return Counter(line for line in lines if line.startswith(("replies ", "rollouts ")))
 
 
+EVERY = 5
+"""Steps between two checkpoints of the bodies."""
+
+
+def redone(home: Path) -> int:
+    """Return how many steps were trained again, over all attempts and nodes.
+
+    Asserts that each attempt began right after the last checkpoint: at most one save interval is redone per kill.
+    """
+    path = home.with_suffix(".steps")
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    again = 0
+    for node in {line[0] for line in lines}:
+        process, last, saved = "", 0, 0
+        for _, pid, what, number in (line for line in lines if line[0] == node):
+            step = int(number)
+            if what == "saved":
+                saved = step
+                continue
+            if pid != process and process:
+                begins = (
+                    {saved + 1, last + 1} if last % EVERY == 0 else {saved + 1}
+                )  # saved, and killed before it said so
+                assert step in begins, f"{node} began again at step {step}, with {saved} saved and {last} trained"
+                assert last + 1 - step <= EVERY
+                again += last + 1 - step
+            else:
+                assert step == last + 1
+            process, last = pid, step
+    return again
+
+
+def resumes(home: Path) -> int:
+    """Return how many attempts at training went on from a checkpoint."""
+    lines = [line.split() for line in home.with_suffix(".steps").read_text().splitlines()]
+    firsts: dict[tuple[str, str], int] = {}
+    for node, pid, what, number in lines:
+        if what == "step":
+            firsts.setdefault((node, pid), int(number))
+    return sum(first > 1 for first in firsts.values())
+
+
 def scan(home: Path) -> None:
     """Assert that nothing which a reader accepts is half written: receipts, checkpoints, records, registry."""
     state = State(home)
@@ -110,13 +159,15 @@ def scan(home: Path) -> None:
             assert not line.endswith("\n") or json.loads(line), f"{path}: two records in one line"
 
 
-def tracer() -> str | None:
-    """Return the path of strace where it may trace here."""
-    found = shutil.which("strace")
-    if found is None:
-        return None
-    tried = subprocess.run([found, "-f", "-qq", "-e", "trace=none", "true"], capture_output=True, check=False)
-    return found if tried.returncode == 0 else None
+def tracer() -> str:
+    """Return the path of strace; the test that asks is skipped where it may not trace here."""
+    found = installed("strace")
+    tried = subprocess.run(
+        [found, "-f", "-qq", "-e", "trace=none", "true"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode != 0:
+        lacking(f"strace ({tried.stderr.strip()})")
+    return found
 
 
 def paid(home: Path) -> int:

@@ -22,7 +22,7 @@ def mount(disk: Path) -> str | None:
     """Mount a small disk; return why it cannot be done."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"tmpfs", os.fsencode(disk), b"tmpfs", 0, f"size={SIZE}".encode()) != 0:
-        return f"a small disk cannot be mounted here ({os.strerror(ctypes.get_errno())})"
+        return f"a small disk ({os.strerror(ctypes.get_errno())})"
     return None
 
 
@@ -33,7 +33,8 @@ def main(home: Path, free_kb: int, out: Path) -> int:
         return 0
     options: dict[str, Any] = json.loads(os.environ.get("FAULT_OPTIONS", "{}"))
     settings: dict[str, Any] = {k: v for k, v in os.environ.items() if k.startswith("FAULT_PAD_")}
-    settings |= {"FAULT_PAID": str(out.with_suffix(".paid")), "options": options}
+    settings |= {"FAULT_PAID": str(out.with_suffix(".paid")), "FAULT_STEPS": str(out.with_suffix(".steps"))}
+    settings["options"] = options
     (disk / "filler").write_bytes(b"x" * (SIZE - free_kb * 1024))
     first = finish(start(home, **settings), 120)
     scan(home)
@@ -48,7 +49,8 @@ def main(home: Path, free_kb: int, out: Path) -> int:
 
 def _kept(home: Path) -> int:
     """Return how many paid calls lie whole in ledgers or in sealed outputs."""
-    ledgers = [p.read_text().splitlines(keepends=True) for p in home.glob("nodes/*/ckpt/calls.jsonl")]
+    paths = [p for name in ("calls", "trajectories") for p in home.glob(f"nodes/*/ckpt/{name}.jsonl")]
+    ledgers = [p.read_text().splitlines(keepends=True) for p in paths]
     sealed = [p.read_text().splitlines(keepends=True) for p in home.glob("nodes/*/out/r*.jsonl")]
     sealed = [lines for lines in sealed if lines and '"key"' in lines[0]]
     return sum(line.endswith("\n") for lines in (*ledgers, *sealed) for line in lines)

@@ -20,6 +20,7 @@ from flows.checkup.findings import Finding
 from flows.commands import doctor
 from flows.durable import Ledger
 from flows.leases import Lease, this_process
+from flows.reconcile import reconcile
 from flows.registry import Candidate, promote
 from flows.state import State
 from tests.faults.commands import tutelage
@@ -206,6 +207,58 @@ def test_what_interrupted_writes_left(home: Path, gone: dict[str, Any]) -> None:
     assert left.name in "".join(told.out.split())
     assert not left.exists()
     assert mine.exists()
+
+
+def test_the_next_start_clears_whatever_an_interrupted_write_left(home: Path, gone: dict[str, Any]) -> None:
+    places = [
+        "", "answers/p", "evaluations/data", "served/k", "model-1/policy", "dvc/worktree/p", "dvc/repo/p", "teachers/p",
+        "pools/p/regression", "registry/p/v1", "nodes/k/ckpt/state", "nodes/k/out", "programs/p/executions", "recorder",
+    ]  # fmt: skip
+    left = [home / place / f".a.{gone['pid']}.1.tmp" for place in places]
+    for path in left:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    theirs = home / "answers" / "p" / f".b.{os.getppid()}.1.tmp"  # of a writer that lives
+    theirs.write_text("")
+    named = {f.where for f in kept.left_over(home) if f.what.startswith("1 left")}
+    assert named == {str(p.parent) for p in left}
+    reconcile(State(home), "reference")
+    assert [p for p in left if p.exists()] == []
+    assert theirs.exists()
+    assert list(kept.left_over(home)) == []
+
+
+def test_weights_for_servers_go_with_their_node(home: Path) -> None:
+    held, left = home / "served" / "held", home / "served" / "left"
+    for folder in (held, left, home / "model-1"):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("weights")
+    code = f"from flows.leases import Lease; from pathlib import Path; print(Lease(Path({str(held / 'lease')!r})).try_acquire(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == b"True\n"
+        found = {f.where for f in kept.left_over(home)}
+        assert found == {str(left), str(home / "model-1")}
+        reconcile(State(home), "reference")
+        assert sorted(p.name for p in (home / "served").iterdir()) == ["held"]
+        assert not (home / "model-1").exists()
+        node.communicate(b"\n")
+    reconcile(State(home), "reference")
+    assert not list((home / "served").iterdir())
+
+
+def test_every_kind_of_lease_is_looked_at(home: Path, gone: dict[str, Any]) -> None:
+    names = [
+        "answers/lock", "programs/reference/looks.lock", "services/model-1.lock", "services/lock", "teachers/p/calls.lock",
+        "registry/.lock", "pools/.lock", "pools/.answers.lock", "dvc/lock", "recorder/lock", "device.lock", "served/k/lease",
+    ]  # fmt: skip
+    for name in names:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(json.dumps({"holder": gone}))
+    foreign = home / "mlflow" / "x.lock"
+    foreign.parent.mkdir()
+    foreign.write_text("theirs")
+    assert {f.where for f in _bad(holders.leases(home))} == {str(home / n) for n in names}
 
 
 def test_records_and_plans_of_runs(home: Path, gone: dict[str, Any]) -> None:

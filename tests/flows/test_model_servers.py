@@ -263,7 +263,19 @@ def test_preflight_and_grpo_run_on_a_server_of_somebody_else(home: Path, tmp_pat
         with node.at_end:
             policy_gradient.train(node)
         assert server.resets == 4  # each node's start, and each step
-    rollouts = list(read_shards(node.out / "trajectories"))
+        assert not list((home / "served").iterdir())  # no weights stay behind
+        node = context(home, by_url, "fails")
+
+        def fails() -> None:
+            with node.at_end:
+                sampler_for(node, policy, "fp32")
+                assert (home / "served" / "fails" / "model.safetensors").exists()
+                raise KeyError("weights")
+
+        with pytest.raises(KeyError):
+            fails()
+        assert not list((home / "served").iterdir())
+    rollouts = list(read_shards(home / "nodes" / "rl" / "out" / "trajectories"))
     assert {t.sampling["sampler"] for t in rollouts} == {"vllm tiny-1 fp32"}
     versions = [name for t in rollouts for name, _ in t.policy_versions]
     assert {v.rpartition("/")[0] for v in versions} == {"rl/0", "rl/1"}

@@ -66,6 +66,16 @@ def test_sizes_are_always_compared_and_contents_when_asked(tmp_path: Path):
     assert state.set_aside("k" * 64) is None
 
 
+def test_what_is_set_aside_takes_the_first_name_that_is_free(tmp_path: Path):
+    state = _sealed(tmp_path)
+    folder = state.node("k" * 64)
+    for taken in ("damaged-1", "damaged-3"):
+        (folder / taken).mkdir()  # somebody removed the second
+    aside = state.set_aside("k" * 64)
+    assert aside == folder / "damaged-2"
+    assert sorted(p.name for p in folder.glob("damaged-*")) == ["damaged-1", "damaged-2", "damaged-3"]
+
+
 def test_a_skipped_node_stands_for_another_and_falls_with_it(tmp_path: Path):
     state = _sealed(tmp_path)
     state.node("s" * 64).mkdir()

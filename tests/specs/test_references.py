@@ -33,6 +33,8 @@ GATE = "      - {metric: success, set: golden, at_least: 0.5}\n"
         ([("type: grpo", "type: grpo\n      adversarial: 0.2")], "stages[1].algorithm.adversarial: asks for adversarial problems, but there are none: set environments.NAME.adversarial above 0"),
         ([("type: grpo", "type: gigpo\n      turn_rewards: true")], "stages[1].algorithm.turn_rewards: no turn earns anything by itself: give reward a process_cap with process_per_call or process_per_error, or name in reward.soft a reward model that learns turns"),
         ([("type: grpo", "type: ppo\n      turn_rewards: true\n      replay: {history: {}}")], "turn_rewards: replay.history keeps the whole reward of a trajectory alone; leave one out"),
+        ([("type: grpo", "type: rft\n      require_success: false"), ("      group_size: 8\n", "")], "stages[1].algorithm.require_success: found false, expected true: a failed trajectory is never an example"),
+        ([("algorithm:\n      type: grpo", "else_first: {type: rft, require_success: false}\n    algorithm:\n      type: grpo")], "stages[1].else_first.require_success: found false, expected true"),
         ([("type: grpo", "type: grpo\n      replay: {}")], "expected history, demonstrations or both"),
         ([("type: grpo", "type: grpo\n      curriculum: {bnd: [0, 1]}")], "stages[1].algorithm.curriculum.bnd: unknown key; did you mean band?"),
         ([("data: [train]", "data: []")], "stages[1].data: found no data set"),

@@ -15,11 +15,9 @@ from tasks.learning.checkpoints import Checkpointer
 from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
 from tasks.learning.shared_critic import ActorCritic
-from tasks.loops.collect import Draw, collect
 from tasks.loops.fit import Hooks
 from tasks.loops.on_policy import OnPolicy, train_policy_gradient
 from tasks.loops.order import ProblemOrder
-from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.stepping import check_cut, fallen
 from tasks.loops.updates import policy_updates
 from tasks.policy.lora import adapted
@@ -225,41 +223,3 @@ def test_a_stage_that_came_to_nothing_by_its_updates_says_so(taught):
     _, run = stage(taught, SPEC.model_copy(update={"optimizer": wild, "steps": 9, "max_flat_steps": 2}))
     with pytest.raises(TrainingError, match=r"so there is nothing to learn.*Success was 0\.\d+ in step 0 and is 0\.00"):
         run()
-
-
-def test_rollouts_of_finished_parts_are_not_drawn_again(taught, tmp_path, monkeypatch):
-    policy = copy.deepcopy(taught)
-    arena = replace(toy_arena(policy), in_flight=6)
-    monkeypatch.setattr("tasks.loops.collect.PARTS_IN_FLIGHT", 1)
-    draw = Draw(3, 1.0, 0, "x")
-    whole = collect(arena, PROBLEMS, draw).trajectories
-    told = []
-    calls = iter(range(99))
-    with pytest.raises(Interrupted):
-        collect(arena, PROBLEMS, draw, store=RolloutStore(tmp_path), stop=lambda: next(calls) > 1)
-    stored = list(RolloutStore(tmp_path).names())
-    assert stored
-    store = RolloutStore(tmp_path)
-    again = collect(arena, PROBLEMS, draw, store=store, progress=lambda done, total: told.append((done, total)))
-    assert [t.ids for t in again.trajectories] == [t.ids for t in whole]
-    assert [t.reward for t in again.trajectories] == [t.reward for t in whole]
-    assert told[0][0] > len(stored) * 2
-    part = next(tmp_path.glob(f"{stored[0]}.*/part-*.parquet"))
-    part.write_bytes(part.read_bytes()[:-3])
-    damaged = RolloutStore(tmp_path)
-    assert damaged.read(stored[0]) is None
-    assert damaged.damaged == [stored[0]]
-
-
-def test_rollouts_are_complete_when_a_resume_has_another_number_in_flight(taught, tmp_path, monkeypatch):
-    arena, draw = toy_arena(copy.deepcopy(taught)), Draw(2, 1.0, 3, "x")
-    monkeypatch.setattr("tasks.loops.collect.PARTS_IN_FLIGHT", 1)
-    whole = [t.id for t in collect(arena, PROBLEMS, draw).trajectories]
-    store = RolloutStore(tmp_path)
-    calls = iter(range(99))
-    with pytest.raises(Interrupted):
-        collect(replace(arena, in_flight=4), PROBLEMS, draw, store=store, stop=lambda: next(calls) > 1)
-    assert list(store.names())
-    for in_flight in (6, 8):
-        found = collect(replace(arena, in_flight=in_flight), PROBLEMS, draw, store=store)
-        assert [t.id for t in found.trajectories] == whole

@@ -119,6 +119,15 @@ def test_by_weight_all_of_solved_problems_train_and_none_of_the_others():
         require_positives(select_weighted([drawn("q", "d", 0.0)], strict), strict, "weigh")
 
 
+def test_a_threshold_chooses_among_successes_and_makes_none_of_a_failure():
+    made = [drawn("p", "a", 1.0), drawn("p", "b", 0.9), drawn("p", "c", 1.2)]
+    made[1].success, made[2].success = True, False  # a failure that earned more, whatever the reward was
+    chosen = select(made, RFT(type="rft", threshold=0.5))
+    assert (chosen.ids, chosen.dropped) == (["a", "b"], {"below_threshold": 1})
+    assert select(made, RFT(type="rft", threshold=0.95)).ids == ["a"]
+    assert select(made, RFT(type="rft", require_success=False, threshold=0.95)).ids == ["a", "c"]
+
+
 def test_what_did_not_finish_is_no_example():
     made = [drawn("p", "a", 1.0, status="turn_limit"), drawn("p", "b", 1.0), drawn("p", "c", 0.0, status="tool_error")]
     chosen = select(made, RFT(type="rft"))
