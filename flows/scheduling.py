@@ -17,6 +17,7 @@ from flows.answers import commands, held_gates
 from flows.durable import write_durable, write_json
 from flows.leases import Lease, Process, process_from, this_process
 from flows.state import HOME_VARIABLE, RunRecord, State
+from flows.worker import PREFECT_ACCESS
 from specs.errors import StateError
 
 NAMES = {
@@ -59,8 +60,7 @@ def driver_command(file: str, schedule: str, *, wait: bool) -> list[str]:
 
 def driver_environment(home: Path) -> dict[str, str]:
     """Return this environment without what Prefect's engine put there for this process alone."""
-    kept = ("PREFECT_API_URL", "PREFECT_API_KEY")
-    found = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_") or k in kept}
+    found = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_") or k in PREFECT_ACCESS}
     return {**found, HOME_VARIABLE: str(home)}
 
 

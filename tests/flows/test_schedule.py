@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.schemas.actions import WorkPoolUpdate
 
 from flows.cli import main
-from flows.deployments import ENTRYPOINT, client, code_name, deployed
+from flows.deployments import ENTRYPOINT, POOL, client, code_name, deployed
 from flows.leases import driver_lease
 from flows.registry import champion
 from tests.flows import nightly, unattended
@@ -68,6 +69,26 @@ def test_schedules_are_created_changed_and_deleted_by_name(site: Site, capsys: p
     asked(capsys, str(site.file), "--apply")
     assert main(["schedule", str(site.file)]) == 0
     assert "nothing to change, 2 schedules are as declared" in capsys.readouterr().out
+
+
+def test_what_is_paused_in_prefects_page_is_shown_and_undone(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    asked(capsys, str(site.file), "--apply")
+    with client(site.home, site.url) as found:
+        found.pause_deployment(deployed(found, "nightly").id)
+    shown = asked(capsys, str(site.file))
+    assert shown["deployment"] == {"paused": {"from": True, "to": False}}
+    assert main(["schedule", str(site.file)]) == 0
+    assert "the deployment is to be updated; nothing was changed" in capsys.readouterr().out
+    asked(capsys, str(site.file), "--apply")
+    assert asked(capsys, str(site.file))["deployment"] == {}
+    with client(site.home, site.url) as found:
+        assert deployed(found, "nightly").paused is False
+        found.update_work_pool(POOL, WorkPoolUpdate(is_paused=True))
+        try:
+            assert main(["schedule", str(site.file)]) == 0
+            assert "is paused in Prefect; `prefect work-pool resume tutelage`" in capsys.readouterr().err
+        finally:
+            found.update_work_pool(POOL, WorkPoolUpdate(is_paused=False))
 
 
 def test_the_name_of_another_projects_program_is_not_taken(
