@@ -17,6 +17,7 @@ from flows import services
 from flows.drive import code_version
 from flows.mirror import SETTINGS, home_tag
 from specs.errors import ServiceError
+from specs.notify import Notify
 from specs.schedule import Schedule
 from tasks import boundary
 
@@ -64,11 +65,14 @@ class Wanted:
     file: Path
     home: Path
     schedules: Mapping[str, Schedule]
+    notify: Notify | None = None
 
     @property
     def parameters(self) -> Json:
-        """Return the parameters of every run."""
-        return {"program": self.program, "file": str(self.file), "home": str(self.home), "code": code_name()}
+        """Return the parameters of every run; who is told, for when the file cannot be read any more."""
+        told = None if self.notify is None else self.notify.model_dump(mode="json")
+        about = {"program": self.program, "file": str(self.file), "home": str(self.home)}
+        return {**about, "code": code_name(), "notify": told}
 
 
 def code_name() -> str:
@@ -198,7 +202,7 @@ def compare(wanted: Mapping[str, Schedule], there: Deployed) -> list[Change]:
 
 
 def moved(wanted: Wanted, there: Deployed) -> dict[str, tuple[Any, Any]]:
-    """Return what differs of the deployment itself: file, code version, entry point, queue, whether it is paused."""
+    """Return what differs of the deployment itself: file, code version, hooks, entry point, queue, whether it is paused."""
     if there.id is None:
         return {}
     new: Json = {**wanted.parameters, "entrypoint": ENTRYPOINT, "queue": queue(wanted.home), "paused": False}

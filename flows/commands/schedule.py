@@ -76,7 +76,8 @@ def _wanted(program: str, state: State, *, remove: bool) -> "Wanted":
         )
     if os.sep in name:
         raise ProgramError(f"{program}: {name!r} cannot name a deployment")
-    return Wanted(name, Path(program).absolute(), state.home, {} if remove else loaded.program.schedule)
+    schedules = {} if remove else loaded.program.schedule
+    return Wanted(name, Path(program).absolute(), state.home, schedules, loaded.program.notify)
 
 
 def _json(

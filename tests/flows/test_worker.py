@@ -142,6 +142,7 @@ def test_runs_of_a_named_server_have_a_worker_with_its_key(
     assert kept(site.home, KEY) == []
 
 
+@pytest.mark.slow
 def test_a_scheduled_run_sends_its_metrics_where_a_persons_run_does(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_scheduled_run_sends_its_metrics_where_a_persons_run_does(
     assert kept(site.home, PASSWORD) == []
 
 
+@pytest.mark.slow
 def test_up_starts_no_server_beside_one_that_the_environment_names(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
