@@ -20,8 +20,8 @@ from pathlib import Path
 from flows.durable import move, remove_dir, write_json
 from flows.keeper import owned
 from flows.leases import Process, process_from, short_lock, this_process
-from flows.tracking import without_secrets
 from specs.errors import ServiceError
+from specs.redaction import without_secrets
 from tasks.processes import end, spawn
 
 HOST = "127.0.0.1"

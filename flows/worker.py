@@ -12,8 +12,8 @@ from pathlib import Path
 from flows import services
 from flows.leases import short_lock
 from flows.services import Service
-from flows.tracking import without_secrets
 from specs.errors import ServiceError
+from specs.redaction import without_secrets
 
 NAME = "worker"
 PREFECT_ACCESS = (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from flows import services, worker
 from flows.state import State, find_home
-from flows.tracking import without_secrets
 from specs.errors import ServiceError
+from specs.redaction import without_secrets
 
 EXAMPLES = {"up": "tutelage up --no-worker", "down": "tutelage down"}
 _NAMED_BY = {"prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}

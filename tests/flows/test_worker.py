@@ -172,7 +172,6 @@ def test_a_scheduled_run_sends_its_metrics_where_a_persons_run_does(
     assert kept(site.home, PASSWORD) == []
 
 
-@pytest.mark.slow
 def test_up_starts_no_server_beside_one_that_the_environment_names(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +186,11 @@ def test_up_starts_no_server_beside_one_that_the_environment_names(
             assert shown["worker"] == {"prefect": site.url, "mlflow": address}
             assert (shown["prefect"], shown["mlflow"]) == (site.url, address)
             assert [s.name for s in services.records(home)] == ["worker"]
+            record = services.read(home, "worker")
+            assert record is not None
+            assert record.process is not None
+            given = Path(f"/proc/{record.process.pid}/environ").read_bytes().split(b"\0")
+            assert f"MLFLOW_TRACKING_URI={os.environ['MLFLOW_TRACKING_URI']}".encode() in given
             assert main(["up"]) == 0
             assert f"mlflow   {address}, named by MLFLOW_TRACKING_URI and not started here" in capsys.readouterr().out
         finally:
