@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from flows.durable import digest_tree, write_json
+from flows.ends import DONE
 from flows.leases import short_lock
 from flows.nodes import Json, digest
 from flows.state import NOTHING, RunRecord, State, now
@@ -49,14 +50,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class HeldGate:
-    """A gate of a program's last run that cannot decide by itself."""
+    """A gate whose last decision is that it cannot decide by itself."""
 
     gate: str
     run_key: str
     evidence: str
     candidate: str | None
     sentence: str
-    answer: Answer | None
+    execution: str
+    """The newest one that came to this gate."""
+    answer: Answer | None = None
 
     @property
     def short(self) -> str:
@@ -75,15 +78,49 @@ def evidence_of(record: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
     return digest([dict(record), {k: v for k, v in inputs.items() if v != NOTHING}])
 
 
-def held_gates(state: State, record: RunRecord) -> list[HeldGate]:
-    """Return the gates that an execution left held, each with the answer that was given since."""
-    known = {(a.gate, a.evidence): a for a in answers(state.home, record.program)}
-    held = [n for n, end in record.nodes.items() if end.get("status") == "held" and end.get("run_key")]
-    gates = [held_gate(state, node, str(record.nodes[node]["run_key"])) for node in held]
-    return [replace(g, answer=known.get((g.gate, g.evidence))) for g in gates]
+def held_gates(state: State, program: str) -> list[HeldGate]:
+    """Return the gates that wait for a person, each with the answer that was given since.
+
+    An execution that did not come to a gate (it is at work, crashed, was stopped, left the gate out) changes nothing
+    about it. A gate that the program has no more, and one that was set aside to be done again, ask nothing.
+    """
+    last = state.last(program)
+    if last is None:
+        return []
+    known = {(a.gate, a.evidence): a for a in answers(state.home, program)}
+    found: list[HeldGate] = []
+    for node, (execution, key) in sorted(_undecided(state, last).items()):
+        if execution == last.execution or (state.node(key) / "receipt.json").exists():
+            gate = held_gate(state, node, key, execution)
+            found.append(replace(gate, answer=known.get((gate.gate, gate.evidence))))
+    return found
 
 
-def held_gate(state: State, node: str, run_key: str) -> HeldGate:
+def _undecided(state: State, last: RunRecord) -> dict[str, tuple[str, str]]:
+    """Return gate -> execution and run key, of the gates that were held when an execution came to them last."""
+    left, held = _gates(state, last), dict[str, tuple[str, str]]()
+    for record in state.latest(last.program):
+        if not left:
+            break
+        for node in sorted(left):
+            end = record.nodes.get(node, {})
+            if end.get("status") not in DONE:
+                continue
+            left.discard(node)
+            if end["status"] == "held" and end.get("run_key"):
+                held[node] = record.execution, str(end["run_key"])
+    return held
+
+
+def _gates(state: State, record: RunRecord) -> set[str]:
+    """Return the gates of an execution's plan; those that it came to where that cannot be read."""
+    plan = state.plan(record.plan)
+    if plan is None:
+        return {n for n in record.nodes if n.startswith("gate.")}
+    return {str(n["id"]) for n in plan.get("nodes", []) if n.get("kind") == "gate"}
+
+
+def held_gate(state: State, node: str, run_key: str, execution: str) -> HeldGate:
     """Return what a held gate asks about, from its record. StateError where that cannot be used."""
     path = state.node(run_key) / "out" / "gate.json"
     receipt = state.receipt(run_key)
@@ -94,7 +131,7 @@ def held_gate(state: State, node: str, run_key: str) -> HeldGate:
         candidate, sentence = data["candidate"], str(data["sentence"])
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise StateError(f"{path}: no usable gate record ({e}); run the program again from its gate") from e
-    return HeldGate(node, run_key, evidence_of(data, receipt.inputs), candidate, sentence, None)
+    return HeldGate(node, run_key, evidence_of(data, receipt.inputs), candidate, sentence, execution)
 
 
 def commands(program: str, gate: HeldGate) -> tuple[str, str]:
@@ -104,13 +141,13 @@ def commands(program: str, gate: HeldGate) -> tuple[str, str]:
     return yes, no
 
 
-def give(state: State, record: RunRecord, gate: HeldGate, verdict: Verdict, *, by: str, why: str) -> Answer:
+def give(state: State, program: str, gate: HeldGate, verdict: Verdict, *, by: str, why: str) -> Answer:
     """Keep an answer and return it; the one that is there already where it says the same.
 
     StateError where the same evidence was answered otherwise.
     """
     answer = Answer(
-        record.program,
+        program,
         gate.gate,
         verdict,
         gate.evidence,
@@ -119,7 +156,7 @@ def give(state: State, record: RunRecord, gate: HeldGate, verdict: Verdict, *, b
         why,
         gate.candidate,
         gate.run_key,
-        record.execution,
+        gate.execution,
     )
     path = _path(state.home, answer)
     with short_lock(state.home / "answers" / "lock"):
@@ -128,7 +165,7 @@ def give(state: State, record: RunRecord, gate: HeldGate, verdict: Verdict, *, b
             if before.verdict == verdict:
                 return before
             raise StateError(
-                f"{record.program}: {gate.gate} was {before.sentence}; an answer to the same evidence stays: new evidence "
+                f"{program}: {gate.gate} was {before.sentence}; an answer to the same evidence stays: new evidence "
                 "asks again, and `tutelage promote` or `tutelage rollback` changes the champion"
             )
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,20 +1,23 @@
 """What a program declares under `schedule`, brought to Prefect: one deployment per program, a schedule per slug.
 
 Prefect keeps schedules that code no longer declares, so that what is there is read first, compared slug by slug, and
-created, changed or deleted. The flow is named by module path; a process work pool runs it.
+created, changed or deleted. The flow is named by module path; a process work pool runs it, with a queue per project, so
+that no worker takes what lies in the files of another.
 """
 
 import os
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from flows import services
 from flows.drive import code_version
-from flows.mirror import SETTINGS
+from flows.mirror import SETTINGS, home_tag
 from specs.errors import ServiceError
+from specs.notify import Notify
 from specs.schedule import Schedule
 from tasks import boundary
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 POOL = "tutelage"
 ENTRYPOINT = "flows.scheduled.scheduled"
 FLOW = "scheduled"
+_POLLED = timedelta(seconds=60)
+"""A queue that nobody looked at for this long has no worker."""
 Json = dict[str, Any]
 
 
@@ -45,6 +50,9 @@ class Deployed:
     parameters: Json = field(default_factory=dict[str, Any])
     version: str | None = None
     entrypoint: str | None = None
+    queue: str | None = None
+    paused: bool = False
+    """Whether somebody paused it in Prefect: nothing comes due, whatever its schedules say."""
     schedules: dict[str, tuple[Any, Json]] = field(default_factory=dict[str, "tuple[Any, Json]"])
     """Slug -> id and fields; one without a slug is called by its id."""
 
@@ -57,17 +65,25 @@ class Wanted:
     file: Path
     home: Path
     schedules: Mapping[str, Schedule]
+    notify: Notify | None = None
 
     @property
     def parameters(self) -> Json:
-        """Return the parameters of every run."""
-        return {"program": self.program, "file": str(self.file), "home": str(self.home), "code": code_name()}
+        """Return the parameters of every run; who is told, for when the file cannot be read any more."""
+        told = None if self.notify is None else self.notify.model_dump(mode="json")
+        about = {"program": self.program, "file": str(self.file), "home": str(self.home)}
+        return {**about, "code": code_name(), "notify": told}
 
 
 def code_name() -> str:
     """Return version and commit of this code, as deployments record it."""
     found = code_version()
     return " ".join(filter(None, [found["version"], found["commit"]])) or "unknown"
+
+
+def queue(home: Path) -> str:
+    """Return the name of the queue for the runs of a project."""
+    return home_tag(home)
 
 
 def server(home: Path) -> str | None:
@@ -134,7 +150,15 @@ def deployed(found: Any, program: str) -> Deployed:
     except ObjectNotFound:
         return Deployed()
     schedules = {(s.slug or str(s.id)): (s.id, _fields_of(s)) for s in found.read_deployment_schedules(there.id)}
-    return Deployed(there.id, dict(there.parameters), there.version, there.entrypoint, schedules)
+    return Deployed(
+        there.id,
+        dict(there.parameters),
+        there.version,
+        there.entrypoint,
+        there.work_queue_name,
+        there.paused,
+        schedules,
+    )
 
 
 def _fields_of(schedule: Any) -> Json:
@@ -178,11 +202,11 @@ def compare(wanted: Mapping[str, Schedule], there: Deployed) -> list[Change]:
 
 
 def moved(wanted: Wanted, there: Deployed) -> dict[str, tuple[Any, Any]]:
-    """Return what differs of the deployment itself: file, code version, entry point."""
+    """Return what differs of the deployment itself: file, code version, hooks, entry point, queue, whether it is paused."""
     if there.id is None:
         return {}
-    new: Json = {**wanted.parameters, "entrypoint": ENTRYPOINT}
-    old: Json = {**there.parameters, "entrypoint": there.entrypoint}
+    new: Json = {**wanted.parameters, "entrypoint": ENTRYPOINT, "queue": queue(wanted.home), "paused": False}
+    old: Json = {**there.parameters, "entrypoint": there.entrypoint, "queue": there.queue, "paused": there.paused}
     return {k: (old.get(k), v) for k, v in new.items() if old.get(k) != v}
 
 
@@ -204,7 +228,7 @@ def apply(found: Any, wanted: Wanted, there: Deployed) -> None:
     if not wanted.schedules:
         remove(found, there)
         return
-    _pool(found)
+    place(found, wanted.home)
     deployment = _deployment(found, wanted, there)
     for change in compare(wanted.schedules, there):
         if change.do == "delete":
@@ -226,6 +250,18 @@ def remove(found: Any, there: Deployed) -> None:
         for schedule, _ in there.schedules.values():
             found.delete_deployment_schedule(there.id, schedule)
         found.delete_deployment(there.id)
+
+
+def place(found: Any, home: Path) -> None:
+    """Make the work pool and this project's queue in it, where they are missing. ServiceError for a pool of another type."""
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+
+    _pool(found)
+    try:
+        found.read_work_queue_by_name(queue(home), work_pool_name=POOL)
+    except ObjectNotFound:
+        with suppress(ObjectAlreadyExists):
+            found.create_work_queue(queue(home), work_pool_name=POOL)
 
 
 def _pool(found: Any) -> None:
@@ -261,6 +297,7 @@ def _deployment(found: Any, wanted: Wanted, there: Deployed) -> Any:
         "parameters": wanted.parameters,
         "description": f"Runs {wanted.file} by itself; made by `tutelage schedule`",
         "work_pool_name": POOL,
+        "work_queue_name": queue(wanted.home),
         "tags": ["tutelage", wanted.program],
         "entrypoint": ENTRYPOINT,
         "parameter_openapi_schema": made._parameter_openapi_schema.model_dump(mode="json"),
@@ -283,12 +320,24 @@ def _created(slug: str, spec: Schedule) -> Any:
     return DeploymentScheduleCreate(schedule=when, active=spec.active, parameters=own, slug=slug)
 
 
-def workers(found: Any) -> int:
-    """Return how many workers take runs of the pool now."""
+def polled(found: Any, home: Path) -> bool:
+    """Return whether a worker looks for runs of this project now."""
     from prefect.exceptions import ObjectNotFound
 
     try:
-        found.read_work_pool(POOL)
+        there = found.read_work_queue_by_name(queue(home), work_pool_name=POOL)
     except ObjectNotFound:
-        return 0
-    return sum(w.status.value == "ONLINE" for w in found.read_workers_for_work_pool(POOL))
+        return False
+    return there.last_polled is not None and datetime.now(UTC) - there.last_polled < _POLLED
+
+
+def paused(found: Any, home: Path) -> list[str]:
+    """Return the commands that let runs start again, where somebody paused the work pool or this project's queue."""
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        pool, own = found.read_work_pool(POOL), found.read_work_queue_by_name(queue(home), work_pool_name=POOL)
+    except ObjectNotFound:
+        return []
+    every = [(pool.is_paused, f"prefect work-pool resume {POOL}")]
+    return [c for off, c in [*every, (own.is_paused, f"prefect work-queue resume {queue(home)} --pool {POOL}")] if off]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from flows.durable import Ledger
 from flows.ends import Event, NodeEnd
 from flows.execute import Executor, Settings
-from flows.hooks import Hooks, told_crash
+from flows.hooks import Hooks, subject_of, told_crash
 from flows.launch import LocalLauncher
 from flows.leases import Lease, this_process
 from flows.live import Live
@@ -95,7 +95,7 @@ def drive(plan: Plan, state: State, request: Request) -> Finish:
             _redo(executor, plan, state, request.start)
         executor.walk()
         record, before = _record(plan, state, request, executor), state.last(plan.program)
-        hooks = None if request.notify is None else Hooks(request.notify, record, state)
+        hooks = None if request.notify is None else Hooks(request.notify, subject_of(record), state)
         state.save_record(record)
         if hooks is not None:
             told_crash(hooks, before)

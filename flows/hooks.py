@@ -18,7 +18,7 @@ from flows.state import RunRecord, State, now
 from specs.errors import ProgramError, StateError
 from specs.notify import Notify
 from specs.redaction import REFERENCE
-from tasks.processes import run
+from tasks.processes import run as run_command
 
 FORMAT = 1
 _ENDS = {0: "completed", 4: "interrupted", 8: "budget"}
@@ -34,12 +34,28 @@ class _Told:
     body: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The run that is told of."""
+
+    program: str
+    file: str
+    schedule: str | None
+    execution: str | None = None
+    """None where it ended before it had one."""
+
+
+def subject_of(record: RunRecord) -> Subject:
+    """Return an execution as it is told of."""
+    return Subject(record.program, record.file, record.arguments.get("schedule"), record.execution)
+
+
 @dataclass(slots=True)
 class Hooks:
-    """The hooks of one execution; a listener of its executor."""
+    """The hooks of one run; a listener of its executor."""
 
     spec: Notify
-    record: RunRecord
+    run: Subject
     state: State
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     problems: list[str] = field(default_factory=list[str])
@@ -56,16 +72,16 @@ class Hooks:
             self.tell(names, node=event.node, reason=end.reason, exit_code=end.exit_code, todo=todo, held=held)
 
     def _held(self, end: NodeEnd) -> HeldGate | None:
-        if end.status != "held" or end.run_key is None:
+        if end.status != "held" or end.run_key is None or self.run.execution is None:
             return None
         try:
-            return held_gate(self.state, end.node, end.run_key)
+            return held_gate(self.state, end.node, end.run_key, self.run.execution)
         except StateError:  # what is wrong with it is said by `status`; that it is held is told in any case
             return None
 
     def _names(self, end: NodeEnd, held: HeldGate | None) -> tuple[Sequence[str], str]:
         """Return what a node's end is called, the most telling name first, and what a person may do about it."""
-        program = self.record.program
+        program = self.run.program
         match end.status:
             case "failed":
                 return ("node_failed",), f"tutelage logs {end.node}"
@@ -89,7 +105,7 @@ class Hooks:
     def ended(self, exit_code: int) -> None:
         """Take in how the whole execution ended."""
         if exit_code in _ENDS:
-            todo = "" if exit_code == 0 else f"tutelage resume {self.record.file}"
+            todo = "" if exit_code == 0 else f"tutelage resume {self.run.file}"
             self.tell([_ENDS[exit_code]], exit_code=exit_code, todo=todo)
 
     def tell(
@@ -98,7 +114,7 @@ class Hooks:
         *,
         node: str | None = None,
         reason: str = "",
-        exit_code: int = 0,
+        exit_code: int | None = 0,
         todo: str = "",
         held: HeldGate | None = None,
     ) -> None:
@@ -107,10 +123,9 @@ class Hooks:
         if event is None:
             return
         body: dict[str, Any] = {
-            "format": FORMAT, "event": event, "program": self.record.program, "execution": self.record.execution,
+            "format": FORMAT, "event": event, "program": self.run.program, "execution": self.run.execution,
             "node": node, "reason": reason, "exit_code": exit_code, "what_to_do": todo, "at": now(),
-            "file": self.record.file, "home": str(self.state.home),
-            "schedule": self.record.arguments.get("schedule"),
+            "file": self.run.file, "home": str(self.state.home), "schedule": self.run.schedule,
             "evidence": None if held is None else held.evidence,
             "candidate": None if held is None else held.candidate,
         }  # fmt: skip
@@ -146,7 +161,7 @@ class Hooks:
         shown = self.spec.command[0]
         try:
             command = [expand(part, self.environ) for part in self.spec.command]
-            done = run(command, seconds=self.spec.timeout_seconds, env=self.environ, text=text)
+            done = run_command(command, seconds=self.spec.timeout_seconds, env=self.environ, text=text)
         except ProgramError as e:
             return str(e)
         except TimeoutError:

@@ -8,24 +8,30 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow
 from prefect.context import get_run_context
 
+from flows.failing import tell_failed
+from flows.hooks import Subject
 from flows.scheduling import (
+    FAILURES,
     Attempt,
     driver_command,
     driver_environment,
+    drove,
     ended_state,
     holder,
     state_named,
     superseded,
     too_late,
 )
-from flows.state import State
+from flows.state import State, now
+from specs.errors import TutelageError
 from tasks.processes import PIPE, Child, ask_to_end, end, spawn
 
 STOP_SECONDS = 12.0
@@ -56,42 +62,77 @@ def _name() -> str:
     return f"{asked.get('program')} {asked.get('schedule', 'by-hand')} {due:%Y-%m-%d %H:%M:%S}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a run is asked for, and what its deployment says of it now."""
+
+    program: str
+    file: str
+    schedule: str
+    overlap: str
+    catchup: str
+    code: str
+    notify: dict[str, Any] | None
+
+
 @flow(name="scheduled", flow_run_name=_name, persist_result=False, retries=0)
-def scheduled(
+def scheduled(  # noqa: PLR0913 - the parameters of its deployments
     program: str,
     file: str,
     home: str,
     code: str,
+    notify: dict[str, Any] | None = None,
     schedule: str = "by-hand",
     overlap: Literal["skip", "wait"] = "skip",
     catchup: Literal["latest", "none"] = "latest",
 ) -> Any:
     """Run a program unattended and end in a state that says how it went."""
-    from flows.deployments import client, code_name
+    from flows.deployments import client
 
     run = get_run_context().flow_run  # type: ignore[union-attr]
     assert run is not None
-    state = State(Path(home))
-    state.prepare()
-    with client(state.home, _url()) as found:
-        recorded = _recorded_code(found, run, code)
-        if recorded != code_name():
-            return state_named(
-                "refused",
-                f"the deployment was made with tutelage {recorded}, this worker has {code_name()}; "
-                f"apply it again with `tutelage schedule {file} --apply`, or start a worker with that code",
-            )
-        attempt = Attempt(state, program, str(run.id))
-        attempt.begin()
-        for text in attempt.close_dead(found, run):
-            sys.stderr.write(f"{text}\n")
-        late = superseded(found, run) if catchup == "latest" else too_late(run)
-        if late is not None:
-            return attempt.ended(state_named("skipped", late))
-    if overlap == "skip" and (who := holder(state, program)) is not None:
-        return attempt.ended(state_named("skipped", f"overlap: {who} runs {program} already"))
-    command = driver_command(file, schedule, wait=overlap == "wait")
-    return attempt.ended(_drive(command, attempt))
+    asked = _Asked(program, file, schedule, overlap, catchup, code, notify)
+    attempt = Attempt(State(Path(home)), program, str(run.id))
+    driven = False
+    try:
+        attempt.state.prepare()
+        with client(attempt.state.home, _url()) as found:
+            asked = _recorded(found, run, asked)
+            ended = _unneeded(found, run, asked, attempt)
+        if ended is None:
+            ended, driven = _drive(driver_command(file, schedule, wait=overlap == "wait"), attempt)
+    except (TutelageError, OSError) as e:
+        ended = state_named("failed", str(e))
+    if not driven and ended.name in FAILURES:
+        about = Subject(program, file, schedule)
+        told = tell_failed(about, attempt.state, asked.notify, ended, environ=driver_environment(attempt.state.home))
+        ended.message = "; ".join([ended.message or "", *told])
+    return attempt.ended(ended)
+
+
+def _unneeded(found: Any, run: Any, asked: _Asked, attempt: Attempt) -> Any:
+    """Return the state of a run that is not driven, with the reason; None where it is to be."""
+    from flows.deployments import code_name
+
+    if asked.code != code_name():
+        return state_named(
+            "refused",
+            f"the deployment was made with tutelage {asked.code}, this worker has {code_name()}; "
+            f"apply it again with `tutelage schedule {asked.file} --apply`, or start a worker with that code",
+        )
+    attempt.begin()
+    for text in attempt.close_dead(found, run):
+        sys.stderr.write(f"{text}\n")
+    who = holder(attempt.state, asked.program)
+    if asked.catchup == "latest":
+        late = superseded(found, run, taken=who is not None and asked.overlap == "wait")
+    else:
+        late = too_late(run, datetime.now(UTC))
+    if late is not None:
+        return state_named("skipped", late)
+    if asked.overlap == "skip" and who is not None:
+        return state_named("skipped", f"overlap: {who} runs {asked.program} already")
+    return None
 
 
 def _url() -> str:
@@ -100,17 +141,18 @@ def _url() -> str:
     return str(get_current_settings().api.url)
 
 
-def _recorded_code(found: Any, run: Any, code: str) -> str:
-    """Return the code version of the deployment as it is now; runs planned before it was applied anew name an older."""
+def _recorded(found: Any, run: Any, asked: _Asked) -> _Asked:
+    """Return what is asked with code version and hooks of the deployment as it is now; a run may be planned long before."""
     if run.deployment_id is None:
-        return code
-    return str(found.read_deployment(run.deployment_id).parameters.get("code", code))
+        return asked
+    there = found.read_deployment(run.deployment_id).parameters
+    return replace(asked, code=str(there.get("code", asked.code)), notify=there.get("notify"))
 
 
-def _drive(command: list[str], attempt: Attempt) -> Any:
-    """Run the driver and return the state that says how it ended."""
+def _drive(command: list[str], attempt: Attempt) -> tuple[Any, bool]:
+    """Run the driver; return the state that says how it ended, and whether it came to drive or was told to end."""
     state, log = attempt.state, attempt.log
-    stop = _Stop()
+    stop, began = _Stop(), now()
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, stop) if main else None
     try:
@@ -126,7 +168,8 @@ def _drive(command: list[str], attempt: Attempt) -> Any:
                 until = until or time.monotonic() + STOP_SECONDS
                 if time.monotonic() > until:
                     end(child)
-        return ended_state(state, attempt.program, child.returncode, _said(log))
+        driven = stop.asked or drove(state, attempt.program, child.pid, began)
+        return ended_state(state, attempt.program, child.returncode, _said(log)), driven
     finally:
         attempt.keep_log()
         if main:

@@ -17,6 +17,7 @@ from flows.answers import commands, held_gates
 from flows.durable import write_durable, write_json
 from flows.leases import Lease, Process, process_from, this_process
 from flows.state import HOME_VARIABLE, RunRecord, State
+from flows.worker import PREFECT_ACCESS
 from specs.errors import StateError
 
 NAMES = {
@@ -32,6 +33,8 @@ NAMES = {
     "crashed": ("CRASHED", "Crashed"),
 }
 """How a scheduled run ended -> type and name of its state in Prefect."""
+FAILURES = tuple(NAMES[o][1] for o in ("failed", "refused", "crashed"))
+"""Names of the states in which nothing may have been told to anybody."""
 _CODES = {0: "completed", 3: "gate_failed", 4: "interrupted", 7: "held", 8: "budget", 9: "skipped"}
 LATE = timedelta(seconds=120)
 """A run that begins this long after its time is late."""
@@ -59,8 +62,7 @@ def driver_command(file: str, schedule: str, *, wait: bool) -> list[str]:
 
 def driver_environment(home: Path) -> dict[str, str]:
     """Return this environment without what Prefect's engine put there for this process alone."""
-    kept = ("PREFECT_API_URL", "PREFECT_API_KEY")
-    found = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_") or k in kept}
+    found = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_") or k in PREFECT_ACCESS}
     return {**found, HOME_VARIABLE: str(home)}
 
 
@@ -71,6 +73,12 @@ def holder(state: State, program: str) -> str | None:
         return None
     found = process_from(lease.read().get("holder"))
     return "another process" if found is None else f"process {found.pid}, since {found.since},"
+
+
+def drove(state: State, program: str, pid: int, since: str) -> bool:
+    """Return whether a driver that was started at `since` came to its first node, so that its hooks tell how it ended."""
+    record = state.last(program)
+    return record is not None and record.driver.get("pid") == pid and record.started >= since
 
 
 def ended_state(state: State, program: str, code: int, said: str) -> Any:
@@ -93,16 +101,19 @@ def _sentence(state: State, record: RunRecord, outcome: str) -> str:
     statuses = [str(e.get("status")) for e in record.nodes.values()]
     parts = [f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses)]
     why = [f"{n}: {e.get('reason')}" for n, e in record.nodes.items() if e.get("status") == outcome and e.get("reason")]
-    todo = [_how_to_answer(state, record)] if outcome == "held" else []  # before the reasons: a long message is cut
+    todo = (
+        [_how_to_answer(state, record.program)] if outcome == "held" else []
+    )  # before the reasons: a long message is cut
     return f"execution {record.execution}: {'; '.join([', '.join(parts), *todo, *why[:3]])}"
 
 
-def _how_to_answer(state: State, record: RunRecord) -> str:
+def _how_to_answer(state: State, program: str) -> str:
     try:
-        held = held_gates(state, record)
+        held = held_gates(state, program)
     except StateError:  # `status` says what is wrong with it
-        return f"see `tutelage status {record.program}`"
-    return "; ".join("answer with `{}` or `{}`".format(*commands(record.program, gate)) for gate in held)
+        held = []
+    said = "; ".join("answer with `{}` or `{}`".format(*commands(program, gate)) for gate in held)
+    return said or f"see `tutelage status {program}`"
 
 
 # --- attempts
@@ -195,8 +206,11 @@ def _open_runs(client: Any, deployment: Any) -> list[Any]:
 # --- late runs
 
 
-def superseded(client: Any, run: Any) -> str | None:
-    """Return why a run is not needed: a newer one of the same deployment is due already; None where it is."""
+def superseded(client: Any, run: Any, *, taken: bool) -> str | None:
+    """Return why a run is not needed: a newer one of the same deployment is due already; None where it is.
+
+    `taken`: another driver of the program works, for which this run would wait.
+    """
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId, FlowRunFilterExpectedStartTime
 
     if run.deployment_id is None or run.expected_start_time is None:
@@ -206,7 +220,8 @@ def superseded(client: Any, run: Any) -> str | None:
     where = FlowRunFilter(
         deployment_id=FlowRunFilterDeploymentId(any_=[run.deployment_id]), expected_start_time=between
     )
-    newer = [r for r in client.read_flow_runs(flow_run_filter=where) if _counts(r) and _order(r) > _order(run)]
+    found = client.read_flow_runs(flow_run_filter=where)
+    newer = [r for r in found if _counts(r, taken=taken) and _order(r) > _order(run)]
     if not newer:
         return None
     newest = max(newer, key=_order)
@@ -216,11 +231,17 @@ def superseded(client: Any, run: Any) -> str | None:
     )
 
 
-def _counts(run: Any) -> bool:
-    """Return whether a run does the work, did it or will."""
+def _counts(run: Any, *, taken: bool) -> bool:
+    """Return whether a run does the work, did it or will; one that will give itself up does not."""
     if run.state is None:
         return False
-    return run.state.type.value in ("SCHEDULED", "PENDING", "RUNNING", "COMPLETED") and run.state.name != "Skipped"
+    kind, asked = run.state.type.value, run.parameters
+    if kind == "COMPLETED":
+        return run.state.name != "Skipped"
+    if asked.get("catchup") == "none" and (run.start_time is None or too_late(run, run.start_time) is not None):
+        return False
+    gives_way = taken and asked.get("overlap", "skip") == "skip"
+    return kind == "RUNNING" or (kind in ("SCHEDULED", "PENDING") and not gives_way)
 
 
 def _order(run: Any) -> tuple[datetime, str]:
@@ -231,9 +252,9 @@ def _clock(run: Any) -> str:
     return f"{run.expected_start_time:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def too_late(run: Any) -> str | None:
-    """Return why a late run is not done (catchup: none); None where it is in time."""
+def too_late(run: Any, at: datetime) -> str | None:
+    """Return why a run that begins at a time is not done (catchup: none); None where that is in time."""
     if run.expected_start_time is None:
         return None
-    late = datetime.now(UTC) - run.expected_start_time
+    late = at - run.expected_start_time
     return None if late <= LATE else f"late: due at {_clock(run)}, {late.total_seconds():.0f} s ago (catchup: none)"

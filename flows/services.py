@@ -21,6 +21,7 @@ from flows.durable import move, remove_dir, write_json
 from flows.keeper import owned
 from flows.leases import Process, process_from, short_lock, this_process
 from specs.errors import ServiceError
+from specs.redaction import without_secrets
 from tasks.processes import end, spawn
 
 HOST = "127.0.0.1"
@@ -51,6 +52,8 @@ class Service:
     owners: list[Process] = field(default_factory=list[Process])
     kept: bool = False
     """`tutelage up` keeps it until `tutelage down`."""
+    uses: dict[str, str] = field(default_factory=dict[str, str])
+    """Kind -> address, without secrets, of other servers that it was told to use."""
 
     @property
     def alive(self) -> bool:
@@ -115,9 +118,12 @@ def prefect(home: Path) -> Use:
 
 
 def tracking_uri(home: Path) -> str:
-    """Return where metrics go: MLFLOW_TRACKING_URI, the MLflow of `tutelage up`, else a SQLite file of this project."""
-    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
-        return uri
+    """Return where metrics go: MLFLOW_TRACKING_URI, else the project's own."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or own_tracking_uri(home)
+
+
+def own_tracking_uri(home: Path) -> str:
+    """Return the address of the MLflow of `tutelage up`, else of a SQLite file of this project."""
     found = read(home, "mlflow")
     if found is not None and found.alive and answers(found.url, "mlflow", timeout=2.0):
         return found.url
@@ -163,8 +169,8 @@ def end_model(home: Path, name: str) -> None:
     """
     if (found := read(home, name)) is not None and found.process is not None:
         end(found.process, grace=_STOP_SECONDS)
-    if (log := _log(home, name)).is_file():
-        move(log, log.with_name(f"{name}.died.log"))
+    if (said := log(home, name)).is_file():
+        move(said, said.with_name(f"{name}.died.log"))
 
 
 def release_models(home: Path) -> None:
@@ -227,7 +233,7 @@ def answers(url: str, name: str, *, timeout: float) -> bool:
     """Return whether the named kind of server answers at `url`."""
     direct = [urllib.request.ProxyHandler({})] if "://127.0.0.1" in url or "://localhost" in url else []
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/health")  # ValueError where that is no address
+        request = urllib.request.Request(f"{without_secrets(url).rstrip('/')}/health")  # ValueError: no address
         if name == "prefect" and (key := os.environ.get("PREFECT_API_KEY")):
             request.add_header("Authorization", f"Bearer {key}")
         with urllib.request.build_opener(*direct).open(request, timeout=timeout) as reply:
@@ -259,7 +265,8 @@ def _record(home: Path, name: str) -> Path:
     return home / "services" / f"{name}.json"
 
 
-def _log(home: Path, name: str) -> Path:
+def log(home: Path, name: str) -> Path:
+    """Return where a server's output goes."""
     return home / "services" / f"{name}.log"
 
 
@@ -300,8 +307,7 @@ def _url(name: str, port: int) -> str:
 
 
 def _launch(home: Path, name: str, port: int, *, keep: bool) -> Service:
-    if name != "worker":
-        check_port(name, port)
+    check_port(name, port)
     service = Service(name, _url(name, port), port, None, [] if keep else [this_process()], keep)
     launch(home, service, _COMMANDS[name](home, port))
     return service
@@ -320,11 +326,11 @@ def launch(
     environment = {k: v for k, v in given.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
     keeper = [sys.executable, "-m", "flows.keeper"] if python is None else [python, "-c", _KEEPER_ELSEWHERE]
     keeping = [*keeper, str(_record(home, name)), module, *arguments]
-    with _log(home, name).open("wb") as log:
+    with log(home, name).open("wb") as said:
         child = spawn(
             keeping,
-            stdout=log,
-            stderr=log,
+            stdout=said,
+            stderr=said,
             cwd=home / name,
             env={**environment, **quiet_environment(home), **settings},
         )
@@ -347,7 +353,7 @@ def forget(home: Path, name: str) -> None:
 
 
 def _log_tail(home: Path, name: str, lines: int = 3) -> str:
-    path = _log(home, name)
+    path = log(home, name)
     try:
         text = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:]
     except OSError:
@@ -369,16 +375,6 @@ def _prefect_command(home: Path, port: int) -> tuple[str, list[str], dict[str, s
     )
 
 
-def _worker_command(home: Path, port: int) -> tuple[str, list[str], dict[str, str]]:
-    found = read(home, "prefect")
-    assert found is not None, "the worker starts after Prefect"
-    return (
-        "prefect",
-        ["worker", "start", "--pool", "tutelage", "--type", "process", "--name", "tutelage"],
-        {"PREFECT_API_URL": found.url, "PREFECT_LOGGING_LEVEL": "WARNING"},
-    )
-
-
 def _mlflow_command(home: Path, port: int) -> tuple[str, list[str], dict[str, str]]:
     store = f"sqlite:///{mlflow_database(home)}"
     artifacts = (home / "mlflow" / "artifacts").as_uri()
@@ -394,6 +390,5 @@ def _mlflow_command(home: Path, port: int) -> tuple[str, list[str], dict[str, st
 
 _COMMANDS: dict[str, Callable[[Path, int], Command]] = {
     "prefect": _prefect_command,
-    "worker": _worker_command,
     "mlflow": _mlflow_command,
 }

@@ -9,10 +9,10 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,6 +35,8 @@ from specs.errors import StateError
 
 Json = dict[str, Any]
 HOME_VARIABLE = "TUTELAGE_HOME"
+_SECOND = len("20260131-235959")
+"""Characters of an execution's id that say when it began."""
 NOTHING = "nothing"
 """The digest of an input whose node was skipped and left no output."""
 
@@ -290,16 +292,23 @@ class State:
 
     def executions(self, program: str) -> list[RunRecord]:
         """Return the records of a program's executions, oldest first; what cannot be read is named in `damage`."""
-        found: list[RunRecord] = []
-        for path in sorted(self.program(program).glob("executions/*.json")):
-            record = _record_from(path)
-            if record is None:
-                self.damage.append(f"{path}: damaged record of a run, left out")
-                continue
-            for event in self.events(program, record.execution):
-                record.nodes[event["node"]] = {k: v for k, v in event.items() if k not in ("node", "at")}
-            found.append(record)
-        return sorted(found, key=lambda r: r.started)
+        return list(self.latest(program))[::-1]
+
+    def latest(self, program: str) -> Iterator[RunRecord]:
+        """Yield the records of a program's executions, the newest first, each read as it is asked for."""
+        paths = sorted(self.program(program).glob("executions/*.json"), reverse=True)
+        for _, same in groupby(paths, key=lambda p: p.name[:_SECOND]):
+            began = [r for p in same if (r := self._recorded(program, p)) is not None]
+            yield from sorted(began, key=lambda r: r.started, reverse=True)
+
+    def _recorded(self, program: str, path: Path) -> RunRecord | None:
+        record = _record_from(path)
+        if record is None:
+            self.damage.append(f"{path}: damaged record of a run, left out")
+            return None
+        for event in self.events(program, record.execution):
+            record.nodes[event["node"]] = {k: v for k, v in event.items() if k not in ("node", "at")}
+        return record
 
     def save_record(self, record: RunRecord) -> None:
         """Write the record of an execution, now and as the last one."""

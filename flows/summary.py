@@ -94,7 +94,7 @@ def _gate(state: State, node: dict[str, Any]) -> dict[str, Any]:
 def _held(state: State, record: RunRecord) -> list[dict[str, Any]]:
     """Return the gates that wait for a person, each with the answer that the next run will see."""
     try:
-        held = held_gates(state, record)
+        held = held_gates(state, record.program)
     except StateError as e:
         return [{"gate": "?", "answer": None, "text": str(e)}]
     found: list[dict[str, Any]] = []
@@ -103,8 +103,9 @@ def _held(state: State, record: RunRecord) -> list[dict[str, Any]]:
         ask = f"waits for a person: {yes}\n  or: {no}"
         said = None if gate.answer is None else asdict(gate.answer)
         text = ask if gate.answer is None else f"{gate.answer.sentence}; the next run acts on it"
-        about = {"candidate": gate.candidate, "evidence": gate.evidence}
-        found.append({"gate": gate.gate, **about, "answer": said, "text": f"{gate.gate} {text}"})
+        about = {"candidate": gate.candidate, "evidence": gate.evidence, "execution": gate.execution}
+        since = "" if gate.execution == record.execution else f" (held in execution {gate.execution})"
+        found.append({"gate": gate.gate, **about, "answer": said, "text": f"{gate.gate}{since} {text}"})
     return found
 
 

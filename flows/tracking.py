@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.registry import Registry, Version
+from specs.redaction import without_secrets
 from tasks.boundary import foreign
 
 if TYPE_CHECKING:
@@ -231,11 +232,6 @@ def _reason(error: Exception) -> str:
         return "its database is locked by another process; it is tried again, end that process where it never lets go"
     first = without_secrets(text.splitlines()[0])
     return first if len(first) <= 300 else f"{first[:300]}…"
-
-
-def without_secrets(uri: str) -> str:
-    """Return a URI without user and password."""
-    return re.sub(r"://[^/@]*@", "://", uri)
 
 
 def flatten(data: Any, path: str = "") -> dict[str, Any]:

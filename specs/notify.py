@@ -8,8 +8,9 @@ from specs.base import Positive, Spec
 from specs.redaction import REFERENCE
 
 Happening = Literal[
-    "completed", "promoted", "gate_failed", "held", "needs_person", "node_failed", "budget", "interrupted", "crashed"
-]
+    "completed", "promoted", "gate_failed", "held", "needs_person", "node_failed", "run_failed", "budget", "interrupted",
+    "crashed",
+]  # fmt: skip
 
 
 def _reference(text: str) -> str:
@@ -29,9 +30,10 @@ class Notify(Spec):
         "held",
         "needs_person",
         "node_failed",
+        "run_failed",
         "budget",
     ]
-    """What is told. `crashed` is told by the next run, as the crashed one cannot."""
+    """What is told. `run_failed`: a scheduled run ended before its first node. `crashed` is told by the next run."""
     command: Annotated[list[str], Field(min_length=1)] | None = None
     """Program and arguments, run without a shell; it reads the event on stdin. `${env:NAME}` is read as it starts."""
     webhook: Annotated[str, AfterValidator(_reference)] | None = None

@@ -35,6 +35,11 @@ def looks_secret(value: object) -> bool:
     return isinstance(value, str) and bool(_VALUE.search(value))
 
 
+def without_secrets(uri: str) -> str:
+    """Return a URI without user and password."""
+    return re.sub(r"://[^/@]*@", "://", uri)
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A secret that is written out, and the key under which it stands."""

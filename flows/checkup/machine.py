@@ -11,6 +11,7 @@ from flows import services
 from flows.checkup.findings import Finding, ok
 from flows.databranch import git, project_of
 from specs.errors import ServiceError
+from specs.redaction import without_secrets
 
 _SHOWN = ("torch", "prefect", "mlflow", "dvc")
 _LITTLE, _SCARCE = 2e9, 2e8  # bytes
@@ -115,8 +116,6 @@ def named_services() -> Iterator[Finding]:
     for variable, name in (("PREFECT_API_URL", "prefect"), ("MLFLOW_TRACKING_URI", "mlflow")):
         url = os.environ.get(variable, "")
         if url.startswith("http"):
-            from flows.tracking import without_secrets
-
             shown = without_secrets(url)
             if services.answers(url, name, timeout=3.0):
                 yield ok("services", variable, f"{name} answers at {shown}")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shlex
 import sys
 from dataclasses import asdict
 
@@ -39,16 +40,16 @@ def run(args: argparse.Namespace) -> int:
     """Keep the answer, show it in Prefect where a server runs, and say how to go on."""
     state = State(find_home())
     record = last_record(state, args.program)
-    held = answers.held_gates(state, record)
+    held = answers.held_gates(state, record.program)
     gate = _chosen(held, record.program, args.gate)
     _check_evidence(args.evidence, gate, record)
     if not args.json:
         print(f"{record.program}: {gate.words}", flush=True)
     known = gate.answer is not None
     verdict = _VERDICTS[args.command]
-    answer = answers.give(state, record, gate, verdict, by=args.by or answers.person(), why=args.reason)
+    answer = answers.give(state, record.program, gate, verdict, by=args.by or answers.person(), why=args.reason)
     shown = _show(state, answer)
-    command = f"tutelage resume {record.file}"
+    command = _how_to_go_on(state, record, gate)
     if args.json:
         print(
             json.dumps(
@@ -62,10 +63,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _how_to_go_on(state: State, last: RunRecord, gate: HeldGate) -> str:
+    """Return the command that comes to the gate again; `resume` repeats what the last run was asked for."""
+    asked = next((r.arguments for r in state.latest(last.program) if r.execution == gate.execution), {})
+    part = any(last.arguments.get(k) != asked.get(k) for k in ("set", "until", "only"))
+    if not part:
+        return f"tutelage resume {last.file}"
+    return shlex.join(["tutelage", "run", last.file, *(w for s in asked.get("set") or [] for w in ("--set", s))])
+
+
 def _chosen(held: list[HeldGate], program: str, wanted: str | None) -> HeldGate:
     names = [g.gate.removeprefix("gate.") for g in held]
     if not held:
-        raise UsageError(f"{program}: no gate is held in its last run; see `tutelage status {program}`")
+        raise UsageError(f"{program}: no gate waits for a person; see `tutelage status {program}`")
     if wanted is None:
         if len(held) == 1:
             return held[0]
@@ -87,7 +97,7 @@ def _check_evidence(wanted: str | None, gate: HeldGate, record: RunRecord) -> No
         yes, no = answers.commands(record.program, gate)
         raise UsageError(
             f"{record.program}: --evidence {wanted!r} is not what {gate.gate} asks about now, so nothing was stored. "
-            f"Held since execution {record.execution}: {gate.words}. Look at that, then {yes}, or {no}"
+            f"Held in execution {gate.execution}: {gate.words}. Look at that, then {yes}, or {no}"
         )
 
 

@@ -31,7 +31,8 @@ def configure(parser: argparse.ArgumentParser, _name: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the difference, and make it none where that is asked."""
-    from flows.deployments import apply, client, compare, deployed, foreign, moved, needed_server, workers
+    from flows.deployments import apply, client, compare, deployed, foreign, moved, needed_server, paused, polled
+    from flows.worker import advice
 
     state = State(find_home())
     wanted = _wanted(args.program, state, remove=args.remove)
@@ -40,16 +41,19 @@ def run(args: argparse.Namespace) -> int:
         there = deployed(found, wanted.program)
         foreign(wanted, there)
         changes, self_moved = compare(wanted.schedules, there), moved(wanted, there) if wanted.schedules else {}
-        ready = workers(found)
+        ready, stopped = polled(found, state.home), paused(found, state.home)
         done = (args.apply or args.remove) and (bool(self_moved) or any(c.do != "keep" for c in changes) or args.remove)
         if done:
             apply(found, wanted, there)
-    if ready == 0 and wanted.schedules:
+    if wanted.schedules and not ready:
+        print(f"no worker takes this project's runs from {url}: {advice(state.home, url)}", file=sys.stderr)
+    if wanted.schedules and stopped:
         print(
-            f"no worker takes runs from the work pool tutelage of {url}; start one with `tutelage up`", file=sys.stderr
+            f"nothing is run: the work pool or the queue is paused in Prefect; `{'`, `'.join(stopped)}`",
+            file=sys.stderr,
         )
     if args.json:
-        print(json.dumps(_json(wanted, changes, self_moved, applied=bool(done), workers=ready)))
+        print(json.dumps(_json(wanted, changes, self_moved, applied=bool(done), worker=ready)))
         return 0
     _print(wanted, there, changes, self_moved, applied=bool(args.apply or args.remove))
     return 0
@@ -72,11 +76,12 @@ def _wanted(program: str, state: State, *, remove: bool) -> "Wanted":
         )
     if os.sep in name:
         raise ProgramError(f"{program}: {name!r} cannot name a deployment")
-    return Wanted(name, Path(program).absolute(), state.home, {} if remove else loaded.program.schedule)
+    schedules = {} if remove else loaded.program.schedule
+    return Wanted(name, Path(program).absolute(), state.home, schedules, loaded.program.notify)
 
 
 def _json(
-    wanted: "Wanted", changes: "list[Change]", self_moved: dict[str, Any], *, applied: bool, workers: int
+    wanted: "Wanted", changes: "list[Change]", self_moved: dict[str, Any], *, applied: bool, worker: bool
 ) -> dict[str, Any]:
     def pairs(found: dict[str, Any]) -> dict[str, Any]:
         return {k: {"from": old, "to": new} for k, (old, new) in found.items()}
@@ -84,7 +89,7 @@ def _json(
     return {
         "program": wanted.program,
         "applied": applied,
-        "workers": workers,
+        "worker": worker,
         "deployment": pairs(self_moved),
         "schedules": [{"schedule": c.slug, "do": c.do, "fields": pairs(c.fields)} for c in changes],
     }

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from flows import worker
 from flows.commands.bounds import at_least
 from flows.prepare import last_plan
 from flows.state import RunRecord, State, exit_code, find_home
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
         return _runs(state, record.program, args.runs, as_json=args.json)
     data = summary(state, record, last_plan(state, record.program), f"tutelage resume {record.file}")
     data["notes"] = list(dict.fromkeys(state.damage))
+    data["worker"] = worker.uses(state.home)
     if args.json:
         print(json.dumps(data, allow_nan=False))
         return 0
@@ -41,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console.width = 140
     console.print(view(data, data["notes"]))
+    if (used := data["worker"]) is not None:
+        console.print(f"worker: takes runs from {used['prefect']}, their metrics go to {used['mlflow']}")
     return 0
 
 

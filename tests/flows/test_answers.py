@@ -2,16 +2,18 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows import registry
-from flows.answers import answers, held_gates
+from flows.answers import answers, commands, held_gates
 from flows.cli import main
+from flows.leases import this_process
 from flows.scheduling import ended_state
-from flows.state import State
+from flows.state import RunRecord, State, new_execution, now
 from tests.flows import nightly
 
 
@@ -112,7 +114,7 @@ def test_an_answer_names_the_evidence_that_was_looked_at(file: Path, capsys: pyt
     assert answers(state().home, "nightly") == []
     record = state().last("nightly")
     assert record is not None
-    (now,) = held_gates(state(), record)
+    (now,) = held_gates(state(), record.program)
     assert now.evidence != looked["evidence"]
     for part in (f"'{evidence}'", now.evidence[:16], "teach", now.sentence, record.execution):
         assert part in printed.err
@@ -134,7 +136,7 @@ def test_evidence_that_names_nothing_is_refused(file: Path, capsys: pytest.Captu
 def test_the_held_state_says_how_to_answer(file: Path) -> None:
     record = state().last("nightly")
     assert record is not None
-    (gate,) = held_gates(state(), record)
+    (gate,) = held_gates(state(), record.program)
     message = ended_state(state(), "nightly", 7, "").message
     assert f"`tutelage approve nightly ship --evidence {gate.evidence[:16]}`" in message
     assert f"`tutelage reject nightly ship --evidence {gate.evidence[:16]}`" in message
@@ -149,7 +151,61 @@ def test_what_cannot_be_answered_is_said(file: Path, capsys: pytest.CaptureFixtu
     assert main(["run", str(file), "--no-services"]) == 3
     capsys.readouterr()
     assert main(["approve", "nightly"]) == 2
-    assert "no gate is held in its last run" in capsys.readouterr().err
+    assert "no gate waits for a person" in capsys.readouterr().err
+
+
+def unfinished(gate_of: RunRecord, driver: dict[str, Any]) -> RunRecord:
+    """Return the record of a later run that has come to no gate."""
+    done = {n: end for n, end in gate_of.nodes.items() if n.startswith("data.")}
+    return replace(
+        gate_of, execution=new_execution(), nodes=done, driver=driver, started=now(), ended=None, exit_code=None
+    )
+
+
+@pytest.mark.parametrize("how", ["left out", "at work", "crashed"])
+def test_a_run_that_did_not_come_to_the_gate_takes_no_question_away(
+    file: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = state().last("nightly")
+    assert first is not None
+    (gate,) = held_gates(state(), "nightly")
+    golden = file.with_name("golden.jsonl")
+    asked = golden.read_bytes()
+    if how == "left out":
+        nightly.problems(file.parent, nightly.FEW, seed=2)
+        assert main(["run", str(file), "--until", "data.golden", "--no-services"]) == 0
+        assert f"gate.ship (held in execution {first.execution}) waits for a person" in capsys.readouterr().out
+    else:
+        gone = {**first.driver, "pid": 2**22 - 1, "start": "1"}
+        state().save_record(unfinished(first, this_process().to_dict() if how == "at work" else gone))
+    assert main(["status", "nightly", "--json"]) == 0
+    (waiting,) = said(capsys)["held"]
+    assert (waiting["evidence"], waiting["execution"]) == (gate.evidence, first.execution)
+    told = commands("nightly", gate)[0].split()[1:]  # as the notification wrote it
+    assert main([*told, "--by", "Ada"]) == 0
+    (one,) = answers(state().home, "nightly")
+    assert (one.execution, one.evidence) == (first.execution, gate.evidence)
+    again = capsys.readouterr().out.splitlines()[-1].partition("now: ")[2]
+    last = state().last("nightly")
+    assert last is not None
+    assert again == f"tutelage {'run' if how == 'left out' else 'resume'} {last.file}"
+    if how == "left out":
+        golden.write_bytes(asked)
+        assert main([*again.split()[1:], "--no-services", "--json"]) == 0
+        assert said(capsys)["champion"]["version"] == 1
+        assert held_gates(state(), "nightly") == []
+
+
+def test_a_gate_that_is_to_be_done_again_asks_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = state().last("nightly")
+    assert first is not None
+    (gate,) = held_gates(state(), "nightly")
+    state().save_record(unfinished(first, first.driver))
+    assert len(held_gates(state(), "nightly")) == 1
+    state().set_aside(gate.run_key)  # as `--from gate.ship` does
+    assert held_gates(state(), "nightly") == []
+    assert main(["approve", "nightly"]) == 2
+    assert "no gate waits for a person" in capsys.readouterr().err
 
 
 def test_a_damaged_answer_is_no_answer(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from flows.answers import held_gates
 from flows.drive import Finish, Request, drive
-from flows.hooks import Hooks
+from flows.hooks import Hooks, Subject
 from flows.leases import driver_lease
 from flows.nodes import Plan
 from flows.reconcile import reconcile
-from flows.state import RunRecord, State
+from flows.state import State
 from specs.notify import Notify
 from tests.flows.toy_program import entry_for, plan
 
@@ -56,7 +56,7 @@ def test_a_command_reads_what_happened(home: Path, tmp_path: Path) -> None:
     (event,) = told(tmp_path / "told")  # a held gate needs a person, and is told once
     assert (event["event"], event["node"], event["program"]) == ("held", "gate.ship", "toy")
     assert event["execution"] == finish.record.execution
-    (gate,) = held_gates(State(home), finish.record)
+    (gate,) = held_gates(State(home), "toy")
     assert (event["evidence"], event["candidate"]) == (gate.evidence, "teach")
     for verb in ("approve", "reject"):
         assert f"tutelage {verb} toy ship --evidence {gate.evidence[:16]}" in event["what_to_do"]
@@ -205,7 +205,7 @@ def test_an_address_that_is_none_is_never_shown(
     monkeypatch.setenv("TUTELAGE_TEST_HOOK", address)
     hook = Notify(on=["promoted", "completed"], webhook="${env:TUTELAGE_TEST_HOOK}", timeout_seconds=5.0)
     state = State(home)
-    hooks = Hooks(hook, RunRecord("e", "toy", "toy.yaml", {}, "", {}, {}, ""), state)
+    hooks = Hooks(hook, Subject("toy", "toy.yaml", None), state)
     hooks.tell(["promoted"])
     hooks.tell(["completed"])
     told = [f"notify {e}: ${{env:TUTELAGE_TEST_HOOK}} cannot be reached ({name})" for e in ("promoted", "completed")]

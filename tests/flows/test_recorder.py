@@ -14,7 +14,8 @@ from flows import datasets, recorder, registry, services
 from flows.cli import main
 from flows.nodes import Plan
 from flows.state import State
-from flows.tracking import flatten, points_of, safe_name, short, without_secrets
+from flows.tracking import flatten, points_of, safe_name, short
+from specs.redaction import without_secrets
 from tests.flows.toy_program import plan, run
 
 

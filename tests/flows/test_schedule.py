@@ -3,16 +3,19 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.schemas.actions import WorkPoolUpdate
 
 from flows.cli import main
-from flows.deployments import ENTRYPOINT, client, code_name, deployed
+from flows.deployments import ENTRYPOINT, POOL, client, code_name, deployed, queue
 from flows.leases import driver_lease
 from flows.registry import champion
+from flows.scheduling import superseded
 from tests.flows import nightly, unattended
 from tests.flows.unattended import Site
 
@@ -22,12 +25,18 @@ schedule:
   nightly: {cron: "0 3 * * *"}
   weekly: {cron: "0 5 * * sun", timezone: Europe/Berlin, overlap: wait, active: no}
 """
+KEEP = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\\\n')"
+
+
+def hook(file: Path) -> str:
+    return f'notify: {{on: [run_failed], command: [{sys.executable}, -c, "{KEEP}", {file}]}}\n'
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A project whose schedules never come due while the tests run: runs are asked for by hand."""
-    with unattended.site(tmp_path_factory.mktemp("unattended") / "project", TWO) as made:
+    folder = tmp_path_factory.mktemp("unattended")
+    with unattended.site(folder / "project", TWO + hook(folder / "told")) as made:
         made.start_worker()
         yield made
 
@@ -35,6 +44,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["schedule", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def told(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def done(data: dict[str, Any]) -> dict[str, str]:
@@ -68,6 +81,26 @@ def test_schedules_are_created_changed_and_deleted_by_name(site: Site, capsys: p
     asked(capsys, str(site.file), "--apply")
     assert main(["schedule", str(site.file)]) == 0
     assert "nothing to change, 2 schedules are as declared" in capsys.readouterr().out
+
+
+def test_what_is_paused_in_prefects_page_is_shown_and_undone(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    asked(capsys, str(site.file), "--apply")
+    with client(site.home, site.url) as found:
+        found.pause_deployment(deployed(found, "nightly").id)
+    shown = asked(capsys, str(site.file))
+    assert shown["deployment"] == {"paused": {"from": True, "to": False}}
+    assert main(["schedule", str(site.file)]) == 0
+    assert "the deployment is to be updated; nothing was changed" in capsys.readouterr().out
+    asked(capsys, str(site.file), "--apply")
+    assert asked(capsys, str(site.file))["deployment"] == {}
+    with client(site.home, site.url) as found:
+        assert deployed(found, "nightly").paused is False
+        found.update_work_pool(POOL, WorkPoolUpdate(is_paused=True))
+        try:
+            assert main(["schedule", str(site.file)]) == 0
+            assert "is paused in Prefect; `prefect work-pool resume tutelage`" in capsys.readouterr().err
+        finally:
+            found.update_work_pool(POOL, WorkPoolUpdate(is_paused=False))
 
 
 def test_the_name_of_another_projects_program_is_not_taken(
@@ -139,6 +172,54 @@ def test_a_run_beside_another_is_skipped_and_a_late_one_where_so_declared(
         assert "(catchup: none)" in message
 
 
+def test_a_late_run_gives_way_only_to_one_that_will_run(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    asked(capsys, str(site.file), "--apply")
+    with client(site.home, site.url) as found, driver_lease(site.state.program("nightly") / "lease", "nightly"):
+        own = found.read_work_queue_by_name(queue(site.home), work_pool_name=POOL)
+        found.update_work_queue(own.id, is_paused=True)
+        try:
+            late, never = site.trigger(ago=600), site.trigger(ago=400, catchup="none")
+            run = found.read_flow_run(late)
+            assert superseded(found, run, taken=False) is None, "the newer run is too late for itself"
+            in_time = site.trigger(ago=1)
+            assert "does what there is to do" in str(superseded(found, run, taken=False))
+            assert superseded(found, run, taken=True) is None, "the newer run gives way to the driver at work"
+            found.delete_flow_run(in_time)
+        finally:
+            found.update_work_queue(own.id, is_paused=False)
+        name, message = site.ended(never)
+        assert (name, "(catchup: none)" in message) == ("Skipped", True)
+        name, message = site.ended(late)
+        assert (name, message[:8]) == ("Skipped", "overlap:"), "it was to run, and another driver was at work"
+
+
+def test_a_run_that_is_never_driven_is_told(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked(capsys, str(site.file), "--apply")
+    text, recorded = site.file.read_text(), site.home.parent.parent / "told"
+    before = len(told(recorded))
+    try:
+        site.file.write_text("program: [")
+        name, message = site.ended(site.trigger(schedule="nightly"))
+        assert name == "Failed"
+        (event,) = told(recorded)[before:]  # the hooks that the deployment recorded
+        assert (event["event"], event["program"], event["schedule"]) == ("run_failed", "nightly", "nightly")
+        assert (event["execution"], event["node"], event["exit_code"]) == (None, None, None)
+        assert event["reason"] == message
+        assert f"{site.file}:2:1: not YAML" in message
+        assert event["what_to_do"] == f"tutelage plan {site.file}"
+        site.file.write_text(text.replace(str(recorded), str(tmp_path / "now")))
+        (site.home / "answers" / "nightly").mkdir(parents=True, exist_ok=True)
+        damaged = site.home / "answers" / "nightly" / "gate.ship.damaged.json"
+        damaged.write_text("{")
+        assert site.ended(site.trigger())[0] == "Failed"
+        (event,) = told(tmp_path / "now")  # those of the file
+        assert "damaged answer" in event["reason"]
+        damaged.unlink()
+    finally:
+        site.file.write_text(text)
+    assert len(told(recorded)) == before + 1
+
+
 def test_a_worker_with_other_code_refuses(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     from prefect.client.schemas.actions import DeploymentUpdate
 
@@ -149,6 +230,9 @@ def test_a_worker_with_other_code_refuses(site: Site, capsys: pytest.CaptureFixt
     name, message = site.ended(site.trigger())
     assert name == "Refused"
     assert f"made with tutelage 0.0.1 abc, this worker has {code_name()}" in message
+    event = told(site.home.parent.parent / "told")[-1]
+    assert (event["event"], event["reason"]) == ("run_failed", message)
+    assert event["what_to_do"] == f"tutelage schedule {site.file} --apply"
     assert asked(capsys, str(site.file), "--apply")["deployment"]["code"]["from"] == "0.0.1 abc"
     assert done(asked(capsys, "nightly", "--remove")) == {"nightly": "delete", "weekly": "delete"}
     with client(site.home, site.url) as found:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows import services
+from flows import services, worker
 from flows.deployments import client, deployed
 from flows.leases import Lease
 from flows.state import State
@@ -105,10 +105,13 @@ class Site:
     def start_worker(self) -> None:
         """Start a worker that looks every second."""
         with pytest.MonkeyPatch.context() as patch:
-            command, arguments, environment = services._COMMANDS["worker"](self.home, 0)
-            quick = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "1"}
-            patch.setitem(services._COMMANDS, "worker", lambda home, port: (command, arguments, environment | quick))
-            services.start(self.home, "worker", keep=True)
+            patch.setenv("PREFECT_WORKER_QUERY_SECONDS", "1")
+            patch.setenv("PREFECT_WORKER_PREFETCH_SECONDS", "1")
+            worker.start(self.home)
+
+    def stop_worker(self) -> None:
+        """End the worker and nothing else."""
+        services.down(self.home, {"worker"})
 
 
 def wait(what: Callable[[], bool], name: str, *, seconds: float = SECONDS, every: float = 0.2) -> None:
