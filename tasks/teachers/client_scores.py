@@ -98,7 +98,7 @@ class ScoresClient:
                     async with asyncio.timeout(limits.deadline_seconds):
                         status, content, _ = await exchange(http, to, method, path, data, _MOST_BYTES)
                 except TimeoutError:
-                    words = f"no whole reply within {limits.deadline_seconds:g} s"
+                    words = f"{path}: no whole reply within {limits.deadline_seconds:g} s"
                 except ServiceError as e:
                     words = str(to.hide(str(e)))
                 else:
@@ -106,11 +106,11 @@ class ScoresClient:
                         return content
                     if status in _NOT_THERE:
                         return None
-                    words = f"it answered {status}{_told(status, content, to)}"
+                    words = f"{path}: it answered {status}{_told(status, content, to)}"
                     if http_replies.of_status(status) in ("fatal", "bad_request"):
                         break
         raise ServiceError(
-            f"teacher {self.name}: {path}: {words}; see that its server runs at teachers.{self.name}.url, then run again"
+            f"teacher {self.name}: {words}; see that its server runs at teachers.{self.name}.url, then run again"
         )
 
 

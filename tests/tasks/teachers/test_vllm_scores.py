@@ -1,5 +1,7 @@
 """A real model behind a real vLLM as a teacher of probabilities: SmolLM2, against the same weights in this process."""
 
+import json
+import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,12 +11,14 @@ import pytest
 import torch
 
 from flows import services
+from flows.leases import this_process
 from flows.model_servers import Caller, ModelServer
 from specs.errors import ProgramError, ServiceError
 from specs.policy import PretrainedPolicy
 from specs.run import VLLMSampling
+from specs.teachers import ModelTeacher
 from tasks.learning.open_teacher import OpenTeacher
-from tasks.policy.foreign import teacher_of
+from tasks.policy.foreign import read_teacher, teacher_of
 from tasks.policy.initial import from_pretrained
 from tasks.policy.store import LoadedPolicy
 from tasks.protocols import Span
@@ -94,3 +98,53 @@ def test_what_it_cannot_do_is_told(serving: Serving) -> None:
         check_server(client(asked.spec.url, model=asked.spec.model, max_length=LENGTH))
     with pytest.raises(ProgramError, match="its server has no 'other'"):
         check_server(client(asked.spec.url, model="other"))
+
+
+MAKE = """
+import json, sys, torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+folder, vocabulary, rows = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+torch.manual_seed(0)
+config = Qwen2Config(vocab_size=vocabulary, hidden_size=128, intermediate_size=96, num_hidden_layers=2,
+                     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512)
+model = Qwen2ForCausalLM(config).eval()
+for weight in model.parameters():
+    torch.nn.init.normal_(weight, std=0.2)
+model.save_pretrained(folder)
+with torch.no_grad():
+    told = [model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist() for ids in rows]
+print(json.dumps(told))
+"""
+"""Makes a model with any weights whose architecture nothing here can load, and prints the logprobs that it gives."""
+
+
+def test_a_model_that_cannot_be_loaded_here_teaches_from_there(tmp_path: Path) -> None:
+    made, python = template("builtin/chatml@1", 320), str(ROOT / ".venv-vllm" / "bin" / "python")
+    tokenizer, frame = side("builtin/chatml@1", made)
+    rows, folder, home = spans(6, tokenizer.size), tmp_path / "qwen", tmp_path / "home"
+    script = [python, "-c", MAKE, str(folder), str(tokenizer.size), json.dumps([r.ids for r in rows])]
+    told = json.loads(subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ProgramError, match="qwen2"):
+        read_teacher(ModelTeacher(kind="model", model=str(folder)), "builtin/chatml@1")
+    (home / "services").mkdir(parents=True)
+    name, port = f"{services.MODEL}qwen", services.free_port()
+    words = ["--model", str(folder), "--served-model-name", "qwen", "--port", str(port), "--dtype", "float32",
+             "--max-model-len", "256", "--enforce-eager", "--host", services.HOST]  # fmt: skip
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    service = services.Service(name, f"http://{services.HOST}:{port}", port, None, [this_process()])
+    services.launch(home, service, ("vllm.entrypoints.openai.api_server", words, settings), python=python)
+    try:
+        services.Use(home, name, service.url, ours=True).wait_ready(900.0)
+        limits = {"deadline_seconds": 300.0}
+        asked = client(service.url, model="qwen", max_length=255, template="builtin/chatml@1", limits=limits)
+        check_server(asked)
+        check_encoding(asked, tokenizer, frame)
+        fingerprint(asked, tokenizer, 20)
+        found = ServedTeacher(asked, tokenizer.size, KeptScores(tmp_path / "scores")).score(rows)
+        for row, one, other in zip(rows, found, told, strict=True):
+            places = [t for t, wanted in enumerate(row.mask) if wanted]
+            np.testing.assert_allclose([one.logprobs[t] for t in places], [other[t - 1] for t in places], atol=2e-3)
+    finally:
+        services.release_models(home)
