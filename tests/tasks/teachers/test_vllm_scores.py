@@ -26,6 +26,8 @@ from tasks.teachers.client_scores import ScoresClient
 from tasks.teachers.kept_scores import KeptScores
 from tasks.teachers.served import ServedTeacher
 from tasks.teachers.served_probes import check_encoding, check_fingerprint, check_server, fingerprint
+from tasks.tokens.bytes import AnyTokenizer
+from tasks.tokens.frames import frame_for
 from tests.contracts.sources import ROOT
 from tests.tasks.learning.algorithms.test_opd import trajectory
 from tests.tasks.teachers.scored import client
@@ -102,7 +104,7 @@ def test_what_it_cannot_do_is_told(serving: Serving) -> None:
 
 MAKE = """
 import json, sys, torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 folder, vocabulary, rows = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 torch.manual_seed(0)
 config = Qwen2Config(vocab_size=vocabulary, hidden_size=128, intermediate_size=96, num_hidden_layers=2,
@@ -111,6 +113,7 @@ model = Qwen2ForCausalLM(config).eval()
 for weight in model.parameters():
     torch.nn.init.normal_(weight, std=0.2)
 model.save_pretrained(folder)
+AutoTokenizer.from_pretrained(folder).save_pretrained(folder)  # as this architecture cuts texts
 with torch.no_grad():
     told = [model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist() for ids in rows]
 print(json.dumps(told))
@@ -119,13 +122,18 @@ print(json.dumps(told))
 
 
 def test_a_model_that_cannot_be_loaded_here_teaches_from_there(tmp_path: Path) -> None:
-    made, python = template("builtin/chatml@1", 320), str(ROOT / ".venv-vllm" / "bin" / "python")
-    tokenizer, frame = side("builtin/chatml@1", made)
-    rows, folder, home = spans(6, tokenizer.size), tmp_path / "qwen", tmp_path / "home"
-    script = [python, "-c", MAKE, str(folder), str(tokenizer.size), json.dumps([r.ids for r in rows])]
-    told = json.loads(subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    first, python = (
+        side("builtin/chatml@1", template("builtin/chatml@1", 320))[0],
+        ROOT / ".venv-vllm" / "bin" / "python",
+    )
+    rows, folder, home = spans(6, first.size), tmp_path / "qwen", tmp_path / "home"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(first.to_json())
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    script = [str(python), "-c", MAKE, str(folder), str(first.size), json.dumps([r.ids for r in rows])]
+    told = json.loads(subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
+    tokenizer = AnyTokenizer.load(folder / "tokenizer.json")
+    frame = frame_for("builtin/chatml@1", tokenizer, "qwen")
     with pytest.raises(ProgramError, match="qwen2"):
         read_teacher(ModelTeacher(kind="model", model=str(folder)), "builtin/chatml@1")
     (home / "services").mkdir(parents=True)
@@ -134,7 +142,7 @@ def test_a_model_that_cannot_be_loaded_here_teaches_from_there(tmp_path: Path) -
              "--max-model-len", "256", "--enforce-eager", "--host", services.HOST]  # fmt: skip
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     service = services.Service(name, f"http://{services.HOST}:{port}", port, None, [this_process()])
-    services.launch(home, service, ("vllm.entrypoints.openai.api_server", words, settings), python=python)
+    services.launch(home, service, ("vllm.entrypoints.openai.api_server", words, settings), python=str(python))
     try:
         services.Use(home, name, service.url, ours=True).wait_ready(900.0)
         limits = {"deadline_seconds": 300.0}
