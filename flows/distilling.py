@@ -7,14 +7,16 @@ from flows.estimates import Shape, shape_of
 from flows.graph import Graph, Part, dump
 from flows.nodes import Json
 from flows.teaching import ACCESS
+from specs.distillation import TopTokens
 from specs.errors import ProgramError
 from specs.policy import ScratchPolicy
+from specs.served_teacher import ServedModelTeacher
 from specs.stages import Stage
-from specs.teacher_references import named
+from specs.teacher_references import learners, named
 from specs.teachers import EarlierSelf, ModelTeacher, PrivilegedTeacher
 from specs.trained_teacher import TrainedTeacher
 
-_WEIGHTS = ("model", "revision", "init", "algorithm", "data", "template", "max_length")
+_WEIGHTS = ("model", "revision", "tokenizer", "init", "algorithm", "data", "template", "max_length")
 """Fields of a teacher that say where its weights come from: a reader has them as an input."""
 
 
@@ -44,6 +46,7 @@ def open_teachers(graph: Graph, stage: Stage, learner: Any, policy: str) -> tupl
     whole = {"when": None, "teachers": dict(names), "reject": False, "history": None}
     inputs: dict[str, str] = {}
     who: Json = {}
+    access: Json = {}
     for name in names:
         spec: Any = program.teachers[name]
         told = {k: v for k, v in dump(spec).items() if k not in (*ACCESS, "gives")}
@@ -52,6 +55,9 @@ def open_teachers(graph: Graph, stage: Stage, learner: Any, policy: str) -> tupl
             case ModelTeacher():
                 inputs[f"teacher.{name}"] = _model(graph, name, told)
                 who[name] |= {"shape": graph.resolution.teachers[name]["shape"]}
+            case ServedModelTeacher():
+                inputs[f"teacher.{name}"] = _served(graph, name, spec)
+                access[name] = _access(spec)
             case TrainedTeacher():
                 inputs[f"teacher.{name}"] = _trained(graph, name, spec)
                 who[name] |= {"shape": asdict(_shape(graph, name, spec))}
@@ -60,7 +66,8 @@ def open_teachers(graph: Graph, stage: Stage, learner: Any, policy: str) -> tupl
             case _:
                 raise ProgramError(f"teachers.{name}: of kind {spec.kind}, whose probabilities cannot be read")
     versions = {f"teachers.{n}": f"{program.teachers[n].kind}@{program.teachers[n].version}" for n in names}
-    return {"teachers": who, "routing": routes or [whole], "versions": versions}, inputs
+    params: Json = {"teachers": who, "routing": routes or [whole], "versions": versions}
+    return params | ({"access": {"teachers": access}} if access else {}), inputs
 
 
 def _model(graph: Graph, name: str, who: Json) -> str:
@@ -76,6 +83,37 @@ def _model(graph: Graph, name: str, who: Json) -> str:
         }
         graph.add(node_id, "teacher.model", params | {"shape": found["shape"]}, {})
     return node_id
+
+
+def _served(graph: Graph, name: str, spec: ServedModelTeacher) -> str:
+    """Add the node that looks at a server, once for the whole program."""
+    node_id = f"teacher.{name}"
+    if node_id in graph.nodes:
+        return node_id
+    who = {"kind": spec.kind} | {k: v for k, v in dump(spec).items() if k in _WEIGHTS and k != "tokenizer"}
+    params: Json = {
+        "teacher": who,
+        "template": graph.policy["template"],
+        "list": _longest_list(graph, name),
+        "access": {"teachers": {name: _access(spec)}},
+    }
+    inputs: dict[str, str] = {}
+    if spec.tokenizer is None:
+        inputs["policy"] = graph.policies["init"]
+    else:
+        found = graph.resolution.teachers[name]
+        params |= {"digest": found["digest"], "path": found["path"]}
+    return graph.add(node_id, "teacher.served", params, inputs)
+
+
+def _access(spec: ServedModelTeacher) -> Json:
+    return {k: v for k, v in dump(spec).items() if k in ACCESS}
+
+
+def _longest_list(graph: Graph, name: str) -> int:
+    """Return how many likeliest tokens the program's stages ask a server for at most; 0 where none does."""
+    asked = [x for _, x in learners(graph.program) if name in named(graph.program, x)]
+    return max((x.over.size for x in asked if isinstance(getattr(x, "over", None), TopTokens)), default=0)
 
 
 def _trained(graph: Graph, name: str, spec: TrainedTeacher) -> str:

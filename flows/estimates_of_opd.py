@@ -6,6 +6,8 @@ from typing import Any
 from flows.estimates import GB, PROCESS_GB, Estimate, Shape, Sizes
 from flows.estimates import policy_gradient as _policy_gradient
 
+_CALL_SECONDS = 0.05
+"""Of a row that a server scores, with others under way beside it."""
 _CHUNK = 2e6
 """Logits of one model that exist at a time."""
 
@@ -17,10 +19,12 @@ def opd(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     teachers = teacher_memory(params, sizes)
     third = made.tokens / algorithm["updates_per_batch"] / 3
     passes = algorithm["updates_per_batch"] if algorithm["over"]["kind"] != "sampled" else 1
-    seconds = made.seconds + len(params["teachers"]) * passes * third / max(1.0, _rate(sizes.shape))
+    here = _in_process(params)
+    calls = made.rollouts * (len(params["teachers"]) - len(here))
+    seconds = made.seconds + len(here) * passes * third / max(1.0, _rate(sizes.shape)) + calls * _CALL_SECONDS
     parts = made.memory_parts | teachers
     return Estimate(
-        rollouts=made.rollouts, tokens=made.tokens, disk_mb=made.disk_mb, seconds=seconds,
+        rollouts=made.rollouts, tokens=made.tokens, teacher_calls=calls, disk_mb=made.disk_mb, seconds=seconds,
         memory_gb=sum(parts.values()), memory_parts=parts,
     )  # fmt: skip
 
@@ -40,13 +44,23 @@ def _rate(shape: Shape) -> float:
 
 def teacher_memory(params: Mapping[str, Any], sizes: Sizes) -> dict[str, float]:
     """Return what the teachers of a node hold: weights, and the logits of a chunk."""
-    shapes = [Shape(**t["shape"]) if t.get("shape") else sizes.shape for t in params["teachers"].values()]
+    shapes = [Shape(**t["shape"]) if t.get("shape") else sizes.shape for t in _in_process(params)]
     if not shapes:
         return {}
     return {
         "teachers": sum(4 * s.parameters for s in shapes) / GB,
         "chunks": (len(shapes) + 4) * _CHUNK * 4 / GB,
     }
+
+
+def _in_process(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the teachers whose weights the node holds."""
+    return [t for t in params["teachers"].values() if t["kind"] != "served_model"]
+
+
+def teacher_served(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
+    """Estimate the look at a server."""
+    return Estimate(memory_gb=PROCESS_GB, memory_parts={"process": PROCESS_GB}, disk_mb=4.0, seconds=5.0)
 
 
 def teacher_model(params: Mapping[str, Any], sizes: Sizes) -> Estimate:

@@ -101,15 +101,21 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         needs=("preflight",),
     ),
     NodeKind(
-        "train.policy_gradient", 5, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient, _PLACES,
-        trains=True, needs=("decision",),
+        "train.policy_gradient", 5, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient,
+        (*_PLACES, "access"), trains=True, needs=("decision",),
     ),
     NodeKind("compress", 1, "flows.work.compression:compress", True, estimates.compress, _PLACES, trains=True),
     NodeKind(
         "teacher.model", 1, "flows.work.opd:model", True, estimates_of_opd.teacher_model,
         ("path", "shape", "teacher.model", "teacher.revision"),
     ),
-    NodeKind("train.opd", 4, "flows.work.opd:train", True, estimates_of_opd.opd, _PLACES, trains=True),
+    NodeKind(
+        "teacher.served", 1, "flows.work.served_teachers:look", True, estimates_of_opd.teacher_served,
+        ("path", "list", "access"),
+    ),
+    NodeKind(
+        "train.opd", 4, "flows.work.opd:train", True, estimates_of_opd.opd, (*_PLACES, "access"), trains=True
+    ),
     NodeKind(
         "teach", 3, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn"),
         needs=("rollouts",),

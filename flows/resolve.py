@@ -29,7 +29,7 @@ from flows.resolution import (
     used_data,
     wanted_aliases,
 )
-from flows.weights import adapter, find, look
+from flows.weights import adapter, find, look, tokenizer
 from specs.data import PoolData, ProblemFile
 from specs.environments import BFCL
 from specs.errors import ProgramError, StateError
@@ -41,10 +41,10 @@ Json = dict[str, Any]
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERRING = (
     re.compile(r"data\..+\.path"), re.compile(r"policy\.init\.(model|revision)"), re.compile(r"tags\..+"),
-    re.compile(r"teachers\.[^.]+\.(base_url|api_key|model)"),
+    re.compile(r"teachers\.[^.]+\.(base_url|url|api_key|model)"),
 )  # fmt: skip
 """Fields in which `${env:NAME}` is read."""
-_NEVER_KEPT = re.compile(r"teachers\.[^.]+\.(base_url|api_key)")
+_NEVER_KEPT = re.compile(r"teachers\.[^.]+\.(base_url|url|api_key)")
 """Fields whose value is looked at when a call is made; not even a digest of it is kept."""
 _BFCL = "pip install --no-deps bfcl-eval==2026.3.23"
 
@@ -195,7 +195,7 @@ def _environment(program: Program, where: _Where, environ: Mapping[str, str], sa
         if not any(p.fullmatch(path) for p in _REFERRING):
             raise ProgramError(
                 f"{where(path)}: found {text!r}, but references to the environment are read only in "
-                "data.*.path, policy.init.model, policy.init.revision, teachers.*.base_url, api_key and model, and tags; "
+                "data.*.path, policy.init.model, policy.init.revision, teachers.*.base_url, url, api_key and model, and tags; "
                 "write the value here"
             )
         for name in names:
@@ -247,11 +247,16 @@ def _weights(
 def _teachers(
     program: Program, folder: Path, where: _Where, environ: Mapping[str, str], last: Resolution | None
 ) -> dict[str, Json]:
-    """Return the weights of the checkpoints that teach."""
+    """Return the weights of the checkpoints that teach, and the tokenizers of teachers behind a server."""
     found: dict[str, Json] = {}
     for name in used_teachers(program):
         spec = program.teachers[name]
         at = f"teachers.{name}"
+        known = last.teachers.get(name) if last is not None else None
+        if spec.kind == "served_model":
+            if spec.tokenizer is not None:
+                found[name] = tokenizer(spec.tokenizer, folder, where(f"{at}.tokenizer"), known)
+            continue
         if spec.kind == "model":
             asked = spec
         elif spec.kind == "trained" and isinstance(spec.init, PretrainedPolicy):
@@ -261,7 +266,7 @@ def _teachers(
         field_path = f"{at}.model"
         model = expand(asked.model, environ)
         path = find(model, folder, where(field_path))
-        weights = look(path, last.teachers.get(name) if last is not None else None)
+        weights = look(path, known)
         if asked.revision is not None and weights.digest != asked.revision:
             raise ProgramError(
                 f"{where(f'{at}.revision')}: {asked.revision!r} expected, but the weights have the digest "

@@ -14,7 +14,9 @@ from specs.routing import Signal
 from specs.stages import Stage
 from specs.teacher_references import named
 
-ACCESS = ("base_url", "api_key", "stream", "limits", "price", "cap_usd", "cap_calls", "failure_share")
+ACCESS = (
+    "base_url", "url", "unencrypted", "api_key", "stream", "top_k", "limits", "price", "cap_usd", "cap_calls", "failure_share",
+)  # fmt: skip
 """Fields of a teacher that cannot change what it answers."""
 
 

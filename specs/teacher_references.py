@@ -8,6 +8,7 @@ from specs.checks import Checks, kind_of
 from specs.positions import KeyPath, listed
 from specs.program import Program
 from specs.routing import BLACK_BOX, LADDER, Signal, Taught
+from specs.served_references import can_be_compared, served
 
 _FROZEN = ("init", "start", "champion", "previous")
 _WHOLE: tuple[Signal, ...] = ("score", "rank", "sample")
@@ -118,6 +119,8 @@ def _teacher(c: Checks, path: KeyPath, teacher: Any) -> None:
     match teacher.kind:
         case "openai":
             _openai(c, path, teacher)
+        case "served_model":
+            served(c, path, teacher)
         case "scripted":
             _scripted(c, path, teacher)
         case "ensemble":
@@ -276,6 +279,7 @@ def _learner(c: Checks, path: KeyPath, learner: Any) -> None:
         )
     if found.signal == "logprobs":
         _own_tokens(c, path, learner, asked)
+        can_be_compared(c, path, learner, asked)
     if found.signal is None and found.teachers:
         _nothing_to_learn(c, at, learner, found)
     elif found.signal in _WHOLE and isinstance(learner, Taught) and _longest(program) >= _LONG:

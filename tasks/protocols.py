@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from specs.records import Demonstration, Observation, Problem, ToolCall, Trajectory, Verdict
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 
@@ -183,6 +185,16 @@ class TokenScores:
     and policy share. A chunk's tokens stand together. None: every token is a chunk, as with the policy's own tokenizer."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLists:
+    """What a teacher lists before the tokens asked about of one span: N tokens, K likeliest each, the likeliest first."""
+
+    ids_NK: "NDArray[np.int64]"
+    logprobs_NK: "NDArray[np.float32]"
+    targets_N: "NDArray[np.float32]"
+    """The teacher's logprobs of the tokens themselves; NaN where they are not listed and nothing is said of them."""
+
+
 class TokenTeacher(Protocol):
     """Scores the policy's own tokens: the finest signal there is. Deterministic: the same span, the same scores."""
 
@@ -206,4 +218,35 @@ class VocabularyTeacher(TokenTeacher, Protocol):
 
     def states(self, spans: Sequence[Span]) -> "Tensor":
         """Return the hidden states before the tokens asked about, span after span: (tokens asked about, width)."""
+        ...
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A teacher that keeps count of what it said."""
+
+    def take_figures(self) -> dict[str, float]:
+        """Return figures since this was last called."""
+        ...
+
+
+class Keeping(Protocol):
+    """A teacher that keeps what it said since the last checkpoint."""
+
+    def settle(self) -> None:
+        """Let go of what is needed no more once the checkpoint that is about to be written is there."""
+        ...
+
+
+@runtime_checkable
+class ListingTeacher(TokenTeacher, Protocol):
+    """A teacher whose token ids are the policy's and that shows the likeliest tokens alone, as one behind a server does."""
+
+    @property
+    def max_length(self) -> int:
+        """Return how many tokens a span may have."""
+        ...
+
+    def lists(self, spans: Sequence[Span], size: int) -> list[TokenLists | None]:
+        """Return by span its `size` likeliest tokens, None where it said nothing that can be used."""
         ...

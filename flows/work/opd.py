@@ -1,6 +1,6 @@
 """Bodies of distillation from open teachers: a checkpoint made ready, and the stage itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from flows.work.keeping import Keeper, load_weights
 from flows.work.reading import environments, records
 from specs.algorithms import ALGORITHMS
 from specs.alignment import Alignment
-from specs.distillation import OPD
+from specs.distillation import OPD, Over, TopTokens
 from specs.errors import DataError
 from specs.records import Demonstration, Trajectory
 from specs.routing import Route
@@ -35,7 +35,7 @@ from tasks.loops.shortening import Shortening
 from tasks.loops.token_lessons import Panel
 from tasks.policy.foreign import load_teacher, read_teacher, save_teacher
 from tasks.policy.store import LoadedPolicy
-from tasks.protocols import TokenTeacher
+from tasks.protocols import Keeping, TokenTeacher
 from tasks.teachers.routing import require_teachers, rule_for, rules_of, weights_of
 from tasks.tokens.template import system_text
 
@@ -62,17 +62,18 @@ def train(node: NodeContext) -> Outcome:
     learner = training.learner_for(node, policy, spec.optimizer, spec.steps * spec.updates_per_batch)
     arena, sampler = inputs.arena(node, policy)
     keeper = Keeper(RolloutStore(node.checkpoints / "rollouts"))
+    asked = panel(node, policy, spec.over)
     stage = Distilling(
         spec=spec,
         problems=ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node)),
-        panel=panel(node, policy, spec.over.kind),
+        panel=asked,
         seed=node.seed,
         max_length=policy.config.max_length,
         load_weights=partial(load_weights, sampler, learner, node.id),
         demonstrations=_demonstrations(node, policy) if spec.demonstrations else (),
         shape=Shortening(spec, arena.max_new_tokens) if isinstance(spec, ShortOPD) else None,
         keep=keeper.keep,
-        before_save=keeper.flush,
+        before_save=settling(keeper, asked),
     )
     report = train_opd(learner, arena, stage, inputs.hooks(node))
     inputs.save_result(node, policy, learner, report.probe)
@@ -80,10 +81,22 @@ def train(node: NodeContext) -> Outcome:
     write_shards(node.out / "trajectories", kept)
     write_json(node.out / "curve.json", _curve(report))
     notes = [*inputs.precision_notes(node), *inputs.empty_notes(node), *_notes(report, spec), *drift_notes(kept)]
-    return Outcome(metrics=_metrics(report), cost=_cost(report, learner), notes=notes)
+    cost = _cost(report, learner) | server_cost(report.curve)
+    return Outcome(metrics=_metrics(report), cost=cost, notes=[*notes, *server_notes(report.curve)])
 
 
-def panel(node: NodeContext, policy: LoadedPolicy, over: Any) -> Panel:
+def settling(keeper: Keeper, asked: Panel | None) -> Callable[[int], None]:
+    """Return what is done before a checkpoint of a step is written."""
+
+    def settle(step: int) -> None:
+        keeper.flush(step)
+        if asked is not None:
+            asked.settle()
+
+    return settle
+
+
+def panel(node: NodeContext, policy: LoadedPolicy, over: Over) -> Panel:
     """Return the stage's teachers, loaded, and what each weighs by problem. ProgramError where one cannot be compared."""
     names = list(node.params["teachers"])
     scoring = Scoring(
@@ -91,12 +104,22 @@ def panel(node: NodeContext, policy: LoadedPolicy, over: Any) -> Panel:
     )
     teachers: list[TokenTeacher] = []
     system = _system(node)
+    size = over.size if isinstance(over, TopTokens) else 0
+    asking: list[Keeping] = []
     for name in names:
-        align = Alignment.model_validate(node.params["teachers"][name].get("align") or {})
+        who = node.params["teachers"][name]
+        if who["kind"] == "served_model":
+            from flows.work.served_teachers import served_teacher
+
+            served, client = served_teacher(node, name, policy, who, over=over.kind, size=size, system=system)
+            teachers.append(served)
+            asking.append(client)
+            continue
+        align = Alignment.model_validate(who.get("align") or {})
         loaded = load_teacher(node.inputs[f"teacher.{name}"] / "policy")
-        opened = open_token_teacher(name, loaded, policy, align, scoring=scoring, over=over, system=system)
-        teachers.append(_shown(node, policy, opened, node.params["teachers"][name]))
-    return Panel(teachers, _weights(node, names))
+        opened = open_token_teacher(name, loaded, policy, align, scoring=scoring, over=over.kind, system=system)
+        teachers.append(_shown(node, policy, opened, who))
+    return Panel(teachers, _weights(node, names), asking)
 
 
 def _system(node: NodeContext) -> Callable[[Trajectory], str]:
@@ -182,3 +205,28 @@ def _notes(report: DistillReport, spec: OPD) -> list[str]:
     notes = report.sentences(spec.steps, "no token had a weight, or all agreed")
     silent = report.trained_tokens - report.taught_tokens
     return [*notes, *([f"no teacher said anything about {silent} tokens; they did not train"] if silent > 0 else [])]
+
+
+def server_cost(curve: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return requests and tokens that servers got, by the figures of a stage's steps; nothing where there is no server."""
+    calls, tokens = _sum(curve, "teacher_calls"), _sum(curve, "teacher_tokens")
+    return {"teacher_calls": calls, "teacher_tokens": tokens} if calls else {}
+
+
+def server_notes(curve: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return what a person should know of rows that no server scored."""
+    failed = _sum(curve, "unscored_rows")
+    if not failed:
+        return []
+    names = {name.rpartition(".")[2] for line in curve for name in line}
+    reasons = sorted(n for n in names if n.startswith("unscored_") and n != "unscored_rows")
+    told = ", ".join(f"{_sum(curve, n):.0f} {n.removeprefix('unscored_')}" for n in reasons)
+    return [
+        f"{failed:.0f} of {_sum(curve, 'teacher_rows'):.0f} rows have no score of a teacher's server ({told}); it taught "
+        "nothing about them"
+    ]
+
+
+def _sum(curve: Sequence[Mapping[str, float]], name: str) -> float:
+    """Return the sum over steps of a figure, of all teachers that tell it."""
+    return sum(v for line in curve for n, v in line.items() if n.rpartition(".")[2] == name)

@@ -74,6 +74,7 @@ def train(node: NodeContext) -> Outcome:
     arena, sampler = inputs.arena(node, policy)
     keeper = Keeper(RolloutStore(node.checkpoints / "rollouts"))
     mixture, shown = replaying.mixture(node, spec, policy)
+    asked = opd.panel(node, policy, spec.distill.over) if spec.distill is not None else None
     stage = OnPolicy(
         spec=spec,
         problems=replaying.problem_order(node, spec),
@@ -85,9 +86,9 @@ def train(node: NodeContext) -> Outcome:
         critic=_critic(node, spec, policy),
         mixture=mixture,
         teaching=self_teaching.teaching(node, spec, arena, sampler),
-        panel=opd.panel(node, policy, spec.distill.over.kind) if spec.distill is not None else None,
+        panel=asked,
         keep=keeper.keep,
-        before_save=keeper.flush,
+        before_save=opd.settling(keeper, asked),
     )
     report = train_policy_gradient(learner, arena, stage, inputs.hooks(node))
     inputs.save_result(node, policy, learner, report.probe)
@@ -96,13 +97,14 @@ def train(node: NodeContext) -> Outcome:
     write_json(node.out / "curve.json", _curve(report))
     return Outcome(
         metrics=_metrics(report),
-        cost=_cost(report, learner),
+        cost=_cost(report, learner) | opd.server_cost(report.curve),
         notes=[
             *inputs.precision_notes(node),
             *inputs.empty_notes(node),
             *shown,
             *_notes(report, spec),
             *drift_notes(kept),
+            *opd.server_notes(report.curve),
         ],
     )
 

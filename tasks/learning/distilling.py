@@ -20,6 +20,7 @@ from tasks.learning.divergences import (
     confidence_weights,
     divergence,
     entropy,
+    given_divergence,
     listed_divergence,
     log_linear,
     mixture,
@@ -31,12 +32,41 @@ CHUNK_NUMBERS = 2_000_000
 
 
 @dataclass(slots=True)
-class Evidence:
-    """What M teachers make of N tokens: hidden states, heads, and weights that sum to 1 over the teachers."""
+class Hidden:
+    """A teacher whose whole distribution is at hand: hidden states of N tokens, and the head that makes logits of them."""
 
-    states: list[Tensor]
-    heads: list[Tensor]
+    states_ND: Tensor
+    head_VD: Tensor
+
+    def part(self, some: Tensor | slice) -> "Hidden":
+        """Return what it makes of some of the tokens."""
+        return Hidden(self.states_ND[some], self.head_VD)
+
+
+@dataclass(slots=True)
+class Lists:
+    """A teacher that lists its K likeliest tokens: their ids and logprobs, and the logprobs of the targets."""
+
+    ids_NK: Tensor
+    logprobs_NK: Tensor
+    targets_N: Tensor
+    """NaN where it is not known."""
+
+    def part(self, some: Tensor | slice) -> "Lists":
+        """Return what it makes of some of the tokens."""
+        return Lists(self.ids_NK[some], self.logprobs_NK[some], self.targets_N[some])
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What M teachers make of N tokens, and weights that sum to 1 over the teachers."""
+
+    teachers: Sequence[Hidden | Lists]
     weights_MN: Tensor
+
+    def part(self, some: Tensor | slice) -> "Evidence":
+        """Return what they make of some of the tokens."""
+        return Evidence([t.part(some) for t in self.teachers], self.weights_MN[:, some])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +132,7 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, states_ND: Tensor, weight_VD: Tensor, asked: Question, found: Distilled) -> Tensor:
         dtype, count = arithmetic(states_ND), len(states_ND)
         head = weight_VD.detach().to(dtype)
-        heads = [h.to(dtype) for h in asked.evidence.heads]
+        heads = [t.head_VD.to(dtype) if isinstance(t, Hidden) else None for t in asked.evidence.teachers]
         wanted = any(ctx.needs_input_grad[:2])
         to_states = torch.zeros_like(states_ND) if wanted else states_ND.new_zeros(0)
         to_weight = torch.zeros(weight_VD.shape if wanted else (0,), device=weight_VD.device)
@@ -130,19 +160,25 @@ class _Chunked(torch.autograd.Function):
         return to_states * gradients[0], (to_weight * gradients[0]).to(ctx.head_type), None, None
 
 
-def _chunk(states: Tensor, head: Tensor, heads: list[Tensor], asked: Question, found: Distilled, part: slice) -> Tensor:
+def _chunk(
+    states: Tensor, head: Tensor, heads: Sequence[Tensor | None], asked: Question, found: Distilled, part: slice
+) -> Tensor:
     """Compare some tokens, note what was found, and return the slope of their divergences in the policy's logits."""
     measure, targets = asked.measure, asked.targets_N[part]
     temperature = None if asked.temperatures_N is None else asked.temperatures_N[part, None]
     logits = (states @ head.t()).float()
     found.logprobs_N[part], found.entropy_N[part], policy = _policy(logits, targets, temperature, measure)
     del logits
-    common = min(len(head), *map(len, heads))
-    teachers = [
-        _logprobs(s[part].to(states.dtype), h, common, measure.temperature)
-        for s, h in zip(asked.evidence.states, heads, strict=True)
-    ]
-    value, slope, figures = _compare(policy, teachers, asked.evidence.weights_MN[:, part].float(), targets, measure)
+    common = min([len(head), *(len(h) for h in heads if h is not None)])
+    evidence = asked.evidence.part(part)
+    teachers: list[Tensor | Lists] = []
+    for teacher, h in zip(evidence.teachers, heads, strict=True):
+        if isinstance(teacher, Hidden):
+            assert h is not None, "a head of its own"
+            teachers.append(_logprobs(teacher.states_ND.to(states.dtype), h, common, measure))
+        else:
+            teachers.append(teacher)
+    value, slope, figures = _compare(policy, teachers, evidence.weights_MN.float(), targets, measure)
     found.divergence_N[part] = value
     for name, figure in figures.items():
         weighted = (asked.weights_N[part] * figure).sum()
@@ -161,37 +197,41 @@ def _policy(
     return acting.gather(1, targets_N[:, None])[:, 0], entropy(acting), policy
 
 
-def _logprobs(states: Tensor, head: Tensor, common: int, temperature: float) -> Tensor:
+def _logprobs(states: Tensor, head: Tensor, common: int, measure: Measure) -> Tensor:
     """Return a teacher's logprobs over the ids that all have."""
     logits = (states @ head[:common].t()).float()
-    return (logits / temperature if temperature != 1 else logits).log_softmax(-1)
+    return (logits / measure.temperature if measure.temperature != 1 else logits).log_softmax(-1)
 
 
 def _compare(
-    policy: Tensor, teachers: list[Tensor], weights_MN: Tensor, targets_N: Tensor, measure: Measure
+    policy: Tensor, teachers: Sequence[Tensor | Lists], weights_MN: Tensor, targets_N: Tensor, measure: Measure
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return divergences, their slopes in the policy's logits, and figures by token."""
-    common = teachers[0].shape[1]
+    whole = [t for t in teachers if isinstance(t, Tensor)]
+    common = min((t.shape[1] for t in whole), default=policy.shape[1])
     if common < policy.shape[1]:  # a padded vocabulary: only ids that all have
         policy = policy[:, :common].log_softmax(-1)
     targets = targets_N.clamp(max=common - 1)[:, None]
     # nobody is asked about a token that weighs nothing: any weights there, so that all stays a number
     weights_MN = torch.where(weights_MN.sum(0) > 0, weights_MN, 1 / len(teachers))
+    assert len(whole) == len(teachers) or _lists_do(measure, len(teachers)), (
+        "of lists one target each, at temperature 1"
+    )
     if measure.by_confidence:
-        weights_MN = confidence_weights(torch.stack(teachers), weights_MN)
-    parts: list[tuple[Tensor, Tensor]]
+        weights_MN = confidence_weights(torch.stack(whole), weights_MN)
+    parts: list[tuple[Tensor | Lists, Tensor]]
     match measure.combine:
         case _ if len(teachers) == 1:
             parts = [(teachers[0], torch.ones_like(weights_MN[0]))]
         case "mixture":
-            parts = [(mixture(torch.stack(teachers), weights_MN), torch.ones_like(weights_MN[0]))]
+            parts = [(mixture(torch.stack(whole), weights_MN), torch.ones_like(weights_MN[0]))]
         case "log_linear":
-            parts = [(log_linear(torch.stack(teachers), weights_MN)[0], torch.ones_like(weights_MN[0]))]
+            parts = [(log_linear(torch.stack(whole), weights_MN)[0], torch.ones_like(weights_MN[0]))]
         case "sum":
             parts = list(zip(teachers, weights_MN, strict=True))
     value, slope, figures = _weighed(policy, parts, measure)
-    said = sum((w * t.gather(1, targets)[:, 0] for t, w in parts), torch.zeros_like(value))
-    figures["teacher_gap"] = policy.gather(1, targets)[:, 0] - said
+    own = policy.gather(1, targets)[:, 0]
+    figures["teacher_gap"] = own - sum((w * _said(t, targets, own) for t, w in parts), torch.zeros_like(value))
     if measure.most is not None:
         bounded = value > measure.most
         value = value.clamp(max=measure.most)
@@ -201,17 +241,27 @@ def _compare(
     return value, slope, figures
 
 
+def _lists_do(measure: Measure, teachers: int) -> bool:
+    """Return whether lists of likeliest tokens are all that is needed."""
+    alone = teachers == 1 or measure.combine == "sum"
+    own = measure.listed is not None and not measure.listed.by_policy
+    return alone and own and measure.temperature == 1 and not measure.by_confidence
+
+
+def _said(teacher: Tensor | Lists, targets: Tensor, own: Tensor) -> Tensor:
+    """Return a teacher's logprobs of the targets; the policy's own where they are not known."""
+    if isinstance(teacher, Lists):
+        return torch.where(teacher.targets_N.isfinite(), teacher.targets_N, own)
+    return teacher.gather(1, targets)[:, 0]
+
+
 def _weighed(
-    policy: Tensor, parts: Sequence[tuple[Tensor, Tensor]], measure: Measure
+    policy: Tensor, parts: Sequence[tuple[Tensor | Lists, Tensor]], measure: Measure
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return the weighted sum of the divergences from each target."""
     value, slope, figures = torch.zeros(len(policy), device=policy.device), None, dict[str, Tensor]()
     for target, weight in parts:
-        if measure.listed is None:
-            one, by_logit = divergence(policy, target, measure.kind)
-            more = dict[str, Tensor]()
-        else:
-            one, by_logit, more = listed_divergence(policy, target, measure.kind, measure.listed)
+        one, by_logit, more = _from(policy, target, measure)
         value = value + weight * one
         if len(parts) > 1:
             by_logit = by_logit.mul_(weight[:, None])
@@ -220,3 +270,16 @@ def _weighed(
             figures[name] = figures.get(name, torch.zeros_like(value)) + weight * figure
     assert slope is not None, "at least one teacher"
     return value, slope, figures
+
+
+def _from(policy: Tensor, target: Tensor | Lists, measure: Measure) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the divergences from one target, their slopes, and figures by token."""
+    listed = measure.listed
+    if isinstance(target, Lists):
+        assert listed is not None, "a list is compared as a list"
+        unknown = (~target.targets_N.isfinite()).float()
+        found = given_divergence(policy, target.ids_NK, target.logprobs_NK, measure.kind, listed.rest)
+        return found[0], found[1], found[2] | {"unknown": unknown}
+    if listed is None:
+        return *divergence(policy, target, measure.kind), {}
+    return listed_divergence(policy, target, measure.kind, listed)

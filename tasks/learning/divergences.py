@@ -78,19 +78,42 @@ def listed_divergence(
     size = min(listed.size, policy_NV.shape[-1])
     own_NK, ranked_NK = (likeliest(x, size) for x in (policy_NV, teacher_NV))
     support_NK = own_NK if listed.by_policy else ranked_NK
-    policy_NK, teacher_NK = policy_NV.gather(1, support_NK), teacher_NV.gather(1, support_NK)
+    value_N, slope_NV, shares = _on_list(policy_NV, support_NK, teacher_NV.gather(1, support_NK), kind, listed.rest)
+    return value_N, slope_NV, shares | {"overlap": _overlap(own_NK, ranked_NK)}
+
+
+def given_divergence(
+    policy_NV: Tensor, support_NK: Tensor, teacher_NK: Tensor, kind: Kind, rest: Rest
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the same where all that is known of the teacher is the list of its likeliest tokens with their logprobs.
+
+    What it does not list is unknown one by one and never 0: together it has what the list leaves.
+    """
+    own_NK = likeliest(policy_NV, support_NK.shape[-1])
+    value_N, slope_NV, shares = _on_list(policy_NV, support_NK, teacher_NK, kind, rest)
+    return value_N, slope_NV, shares | {"overlap": _overlap(own_NK, support_NK)}
+
+
+def _overlap(one_NK: Tensor, other_NK: Tensor) -> Tensor:
+    """Return the share of a list that the other one holds too."""
+    return (one_NK[:, :, None] == other_NK[:, None, :]).any(-1).float().mean(-1)
+
+
+def _on_list(
+    policy_NV: Tensor, support_NK: Tensor, teacher_NK: Tensor, kind: Kind, rest: Rest
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    policy_NK = policy_NV.gather(1, support_NK)
     shares = {"teacher_mass": teacher_NK.exp().sum(-1), "policy_mass": policy_NK.exp().sum(-1)}
-    shares["overlap"] = (own_NK[:, :, None] == ranked_NK[:, None, :]).any(-1).float().mean(-1)
-    if listed.rest == "renormalize":
+    if rest == "renormalize":
         policy_NK, teacher_NK = policy_NK.log_softmax(-1), teacher_NK.log_softmax(-1)
         value_N, inner_NK = divergence(policy_NK, teacher_NK, kind)
         return value_N, torch.zeros_like(policy_NV).scatter_(1, support_NK, inner_NK), shares
-    if listed.rest == "bucket":
+    if rest == "bucket":
         policy_NK, teacher_NK = (torch.cat((x, rest_logprob(x)), -1) for x in (policy_NK, teacher_NK))
     value_N, by_logprob_NK = _terms(policy_NK, teacher_NK, kind)
     slope_NV = policy_NV.exp()
     whole_N1 = by_logprob_NK.sum(-1, keepdim=True)
-    if listed.rest == "bucket":  # the rest's logprob rises with each of its tokens by that token's share of it
+    if rest == "bucket":  # the rest's logprob rises with each of its tokens by that token's share of it
         of_rest_N1 = by_logprob_NK[:, -1:] / policy_NK[:, -1:].exp()
         inside_NK = policy_NK[:, :-1].exp() * -whole_N1 + by_logprob_NK[:, :-1]
         return value_N, slope_NV.mul_(of_rest_N1 - whole_N1).scatter_(1, support_NK, inside_NK), shares

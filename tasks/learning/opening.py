@@ -1,4 +1,4 @@
-"""One place where a loaded teacher becomes a `TokenTeacher`: probes decide whether its tokens are the policy's."""
+"""One place where a teacher that shows probabilities meets the policy: probes decide whether their tokens are the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,13 @@ from tasks.learning.open_teacher import OpenTeacher
 from tasks.learning.other_tokenizer import OtherTokenizerTeacher
 from tasks.policy.foreign import LoadedTeacher, teacher_of
 from tasks.policy.store import LoadedPolicy
+from tasks.protocols import TokenTeacher
+from tasks.tokens.bytes import AnyTokenizer
 from tasks.tokens.equality import difference
+from tasks.tokens.frames import Frame
+
+Over = Literal["full", "top_k", "sampled"]
+System = Callable[[Trajectory], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +36,10 @@ def open_token_teacher(
     align: Alignment,
     *,
     scoring: Scoring,
-    over: Literal["full", "top_k", "sampled"],
-    system: Callable[[Trajectory], str] | None = None,
-) -> OpenTeacher | OtherTokenizerTeacher:
-    """Return the teacher. ProgramError where it has other tokens than the policy and `over` compares vocabularies.
-
-    `system` is what a template with a system turn says there, for conversations in the policy's that have none.
-    """
+    over: Over,
+    system: System | None = None,
+) -> TokenTeacher:
+    """Return a teacher of this process, as `in_policy_tokens` does."""
     model = OpenTeacher(
         name,
         teacher.model,
@@ -44,16 +47,33 @@ def open_token_teacher(
         micro_batch_tokens=scoring.micro_batch_tokens,
         device=scoring.device,
     )
-    own = teacher_of(policy)
-    apart = difference(own.tokenizer, teacher.tokenizer)
-    if apart is None and teacher.frame.name != own.frame.name:
-        apart = f"the policy's template is {own.frame.name}, the teacher's {teacher.frame.name}"
+    return in_policy_tokens(model, (teacher.tokenizer, teacher.frame), policy, align, over=over, system=system)
+
+
+def in_policy_tokens(
+    teacher: TokenTeacher,
+    its: tuple[AnyTokenizer, Frame],
+    policy: LoadedPolicy,
+    align: Alignment,
+    *,
+    over: Over,
+    system: System | None = None,
+) -> TokenTeacher:
+    """Return a teacher that speaks of the policy's tokens: itself, or what stands between where it has others.
+
+    ProgramError where it has others and `over` compares vocabularies. `system` is what a template with a system turn says
+    there, for conversations in the policy's that have none.
+    """
+    own, (tokenizer, frame) = teacher_of(policy), its
+    apart = difference(own.tokenizer, tokenizer)
+    if apart is None and frame.name != own.frame.name:
+        apart = f"the policy's template is {own.frame.name}, the teacher's {frame.name}"
     if apart is None:
-        return model
+        return teacher
     if over != "sampled":
         raise ProgramError(
-            f"teachers.{name}: its tokens are not the policy's ({apart}), so that their distributions cannot be compared "
-            f"(over: {{kind: {over}}}); write over: {{kind: sampled}}, which compares texts, or name a teacher with the "
-            "policy's tokenizer"
+            f"teachers.{teacher.name}: its tokens are not the policy's ({apart}), so that their distributions cannot be "
+            f"compared (over: {{kind: {over}}}); write over: {{kind: sampled}}, which compares texts, or name a teacher "
+            "with the policy's tokenizer"
         )
-    return OtherTokenizerTeacher(model, (own.tokenizer, own.frame), (teacher.tokenizer, teacher.frame), align, system)
+    return OtherTokenizerTeacher(teacher, (own.tokenizer, own.frame), its, align, system)

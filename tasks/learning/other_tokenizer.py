@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from specs.alignment import Alignment
+from specs.errors import ProgramError
 from specs.records import Trajectory
 from tasks.learning.open_teacher import OpenTeacher
 from tasks.learning.rows import sampled_at
-from tasks.protocols import Span, TokenScores
+from tasks.protocols import Span, Telling, TokenScores, TokenTeacher
 from tasks.tokens.alignment import Coverage, Floats, sums
 from tasks.tokens.bytes import AnyTokenizer
 from tasks.tokens.covers import History, SpanScorer
@@ -26,16 +27,22 @@ from tasks.tokens.retelling import Reteller, Retold
 
 
 class OtherTokenizerTeacher:
-    """A `TokenTeacher` over a frozen model whose token ids are not the policy's."""
+    """A `TokenTeacher` over another one whose token ids are not the policy's."""
 
     def __init__(
         self,
-        model: OpenTeacher,
+        model: TokenTeacher,
         policy: tuple[AnyTokenizer, Frame],
         teacher: tuple[AnyTokenizer, Frame],
         settings: Alignment,
         system: Callable[[Trajectory], str] | None = None,
     ) -> None:
+        """ProgramError where exact covers are asked for and the model's distributions are not in this process."""
+        if settings.score == "covers" and not isinstance(model, OpenTeacher):
+            raise ProgramError(
+                f"teachers.{model.name}: align.score: covers reads whole distributions, which a server does not give; "
+                "write canonical"
+            )
         self._model = model
         self._settings = settings
         self._tokenizers = policy[0], teacher[0]
@@ -50,8 +57,10 @@ class OtherTokenizerTeacher:
         return self._model.name
 
     def take_figures(self) -> dict[str, float]:
-        """Return what was covered since this was last called."""
+        """Return what was covered since this was last called, and what the model behind it tells."""
         figures = self._coverage.figures()
+        if isinstance(self._model, Telling):
+            figures |= self._model.take_figures()
         if self._settings.score == "covers":
             asked = max(1, self._coverage.merged)
             figures |= {"cover_passes": float(self._passes), "cover_mass_left_out": self._left_out / asked}
@@ -87,6 +96,7 @@ class OtherTokenizerTeacher:
         self, span: Span, retold: Retold, question: Span, good: list[int], columns: tuple[list[float], list[int]]
     ) -> None:
         """Give every token of the merged chunks the exact probability of its bytes, as far as passes reach."""
+        assert isinstance(self._model, OpenTeacher), "covers need a model of this process"
         chunks, (policy, _) = retold.chunks, self._tokenizers
         merged = [c for c in good if chunks.policy_sizes_C[c] > 1 or chunks.teacher_sizes_C[c] > 1]
         if not merged:

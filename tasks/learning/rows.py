@@ -6,7 +6,7 @@ from typing import Any
 
 from specs.errors import DataError, TrainingError
 from specs.records import NOT_TRAINED, Source, Trajectory
-from tasks.protocols import TokenScores
+from tasks.protocols import TokenLists, TokenScores
 
 
 @dataclass(slots=True)
@@ -53,6 +53,8 @@ class TrainingRow:
     """Where the row begins in its trajectory's ids."""
     scores: list[TokenScores] | None = None
     """What each teacher says of its tokens."""
+    lists: list[TokenLists | None] | None = None
+    """What each teacher lists before the tokens that train; None of one that shows its whole distribution, or nothing."""
     teacher_weights: list[float] | None = None
     """Weights of the teachers, summing to 1; 0: not asked about this row."""
     distill: list[float] | None = None

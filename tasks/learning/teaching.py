@@ -7,15 +7,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specs.distillation import Distillation, StateWeights
 from specs.records import Trajectory, Turn
-from tasks.learning.distilling import Distilled, Evidence, Question, distill, measure_of
+from tasks.learning.distilling import Distilled, Evidence, Hidden, Lists, Question, distill, measure_of
 from tasks.learning.microbatches import MicroBatch
 from tasks.learning.rows import TrainingRow
-from tasks.protocols import Span, TokenScores, TokenTeacher, VocabularyTeacher
+from tasks.protocols import ListingTeacher, Span, TokenLists, TokenScores, TokenTeacher, VocabularyTeacher
 
 Weights = Callable[[Trajectory], Sequence[float]]
 """The teachers' weights for a trajectory, in their order; 0: it is not asked."""
@@ -44,6 +45,25 @@ def ask(rows: Sequence[TrainingRow], teachers: Sequence[TokenTeacher], trajector
         for row in rows:
             assert row.scores is not None
             row.scores.append(by_row.get(id(row), silent[id(row)]))
+
+
+def take_lists(
+    rows: Sequence[TrainingRow], teachers: Sequence[TokenTeacher], trajectories: Mapping[str, Trajectory], size: int
+) -> None:
+    """Give each row the likeliest tokens of the teachers that list them; one that lists none for a row loses its weight."""
+    for row in rows:
+        row.lists = list[TokenLists | None]([None] * len(teachers))
+    for m, teacher in enumerate(teachers):
+        if not isinstance(teacher, ListingTeacher):
+            continue
+        asked = [row for row in rows if row.trained and row.teacher_weights and row.teacher_weights[m] > 0]
+        found = teacher.lists([span_of(row, trajectories[row.trajectory]) for row in asked], size)
+        for row, listed in zip(asked, found, strict=True):
+            assert row.lists is not None
+            assert row.teacher_weights is not None
+            row.lists[m] = listed
+            if listed is None:
+                row.teacher_weights = normalized([0.0 if n == m else w for n, w in enumerate(row.teacher_weights)])
 
 
 def covered(row: TrainingRow) -> list[bool]:
@@ -156,7 +176,7 @@ class Distiller:
     def __init__(
         self,
         spec: Distillation,
-        teachers: Sequence[VocabularyTeacher],
+        teachers: Sequence[VocabularyTeacher | ListingTeacher],
         trajectories: Mapping[str, Trajectory],
         *,
         alone: bool,
@@ -182,25 +202,47 @@ class Distiller:
             if len(index) == 0:
                 continue
             some = index if len(index) < len(own_N) else slice(None)
-            part = Evidence([s[some] for s in evidence.states], evidence.heads, evidence.weights_MN[:, some])
-            asked = Question(targets_N[some], weights_N[some], part, measure, temperatures_N[some])
+            asked = Question(targets_N[some], weights_N[some], evidence.part(some), measure, temperatures_N[some])
             parts.append((index, distill(states_ND[some], head_VD, asked)))
         return parts[0][1] if len(parts) == 1 else _joined(parts, len(own_N))
 
     def _evidence(self, chosen: list[TrainingRow], counts: Tensor, device: torch.device) -> Evidence:
-        """Return every teacher's hidden states at the trained tokens; 0 in rows about which it is not asked."""
+        """Return what every teacher makes of the trained tokens; nothing in rows about which it is not asked."""
         given = torch.tensor([row.teacher_weights or [0.0] * len(self._teachers) for row in chosen], device=device).t()
-        states: list[Tensor] = []
-        for m, teacher in enumerate(self._teachers):
-            asked = given[m] > 0
-            rows = [row for row, a in zip(chosen, asked.tolist(), strict=True) if a]
-            found = teacher.states([span_of(row, self._trajectories[row.trajectory]) for row in rows]).to(device)
-            if len(rows) < len(chosen):
-                whole = found.new_zeros(int(counts.sum()), teacher.head_weight.shape[1])
-                whole[asked.repeat_interleave(counts.to(device))] = found
-                found = whole
-            states.append(found)
-        return Evidence(states, [t.head_weight for t in self._teachers], given.repeat_interleave(counts.to(device), 1))
+        found = [
+            _listed(chosen, m, device)
+            if isinstance(teacher, ListingTeacher)
+            else self._hidden(teacher, chosen, given[m] > 0, counts)
+            for m, teacher in enumerate(self._teachers)
+        ]
+        return Evidence(found, given.repeat_interleave(counts.to(device), 1))
+
+    def _hidden(self, teacher: VocabularyTeacher, chosen: list[TrainingRow], asked: Tensor, counts: Tensor) -> Hidden:
+        """Return the hidden states at the trained tokens; 0 in rows about which it is not asked."""
+        rows = [row for row, a in zip(chosen, asked.tolist(), strict=True) if a]
+        found = teacher.states([span_of(row, self._trajectories[row.trajectory]) for row in rows]).to(asked.device)
+        if len(rows) < len(chosen):
+            whole = found.new_zeros(int(counts.sum()), teacher.head_weight.shape[1])
+            whole[asked.repeat_interleave(counts.to(asked.device))] = found
+            found = whole
+        return Hidden(found, teacher.head_weight)
+
+
+def _listed(chosen: list[TrainingRow], m: int, device: torch.device) -> Lists:
+    """Return the likeliest tokens of a teacher at the trained tokens; any, all alike, in rows of which it lists none."""
+    by_row = [row.lists[m] if row.lists else None for row in chosen]
+    size = next((x.ids_NK.shape[1] for x in by_row if x is not None), 1)
+    parts = [x or _any_list(row.trained, size) for x, row in zip(by_row, chosen, strict=True)]
+    ids, logprobs, targets = (
+        torch.from_numpy(np.concatenate([getattr(p, name) for p in parts])).to(device)
+        for name in ("ids_NK", "logprobs_NK", "targets_N")
+    )
+    return Lists(ids, logprobs, targets)
+
+
+def _any_list(count: int, size: int) -> TokenLists:
+    ids = np.tile(np.arange(size, dtype=np.int64), (count, 1))
+    return TokenLists(ids, np.full((count, size), -np.log(2 * size), np.float32), np.full(count, np.nan, np.float32))
 
 
 def _joined(parts: Sequence[tuple[Tensor, Distilled]], count: int) -> Distilled:

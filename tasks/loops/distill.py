@@ -100,11 +100,11 @@ def train_opd(learner: Learner, arena: Arena, stage: Distilling, hooks: Hooks | 
         began = time.monotonic()
         try:
             drawn = _rollouts(arena, stage, step, hooks)
+            seconds = time.monotonic() - began
+            _train(learner, stage, drawn, report)  # a server is asked before anything is updated
         except Interrupted:
             _save(learner, report, stage, hooks, pace)
             raise
-        seconds = time.monotonic() - began
-        _train(learner, stage, drawn, report)
         _tell(stage, report, hooks, (seconds, time.monotonic() - began), drawn)
         if pace.due() and len(report.curve) < spec.steps:
             _save(learner, report, stage, hooks, pace)

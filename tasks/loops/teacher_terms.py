@@ -14,7 +14,7 @@ from tasks.loops.token_lessons import Panel, ask_and_weigh, check_coverage
 from tasks.protocols import TokenScores
 from tasks.tensors import Loss
 
-FIGURES = ("divergence", "teacher_gap", "teacher_mass", "policy_mass", "overlap", "bounded", "outside_band")
+FIGURES = ("divergence", "teacher_gap", "teacher_mass", "policy_mass", "overlap", "bounded", "outside_band", "unknown")
 
 
 def sentences(curve: Sequence[dict[str, float]]) -> list[str]:
@@ -63,6 +63,6 @@ class Term:
     def join(self, learner: Learner, loss: Loss) -> Loss:
         """Return the loss with the term; where vocabularies are compared, the learner does so until it is told otherwise."""
         if not isinstance(self.spec.over, SampledTokens):
-            teachers = self.panel.over_vocabulary()
+            teachers = self.panel.over_vocabulary(self.spec)
             learner.distiller = Distiller(self.spec, teachers, self.trajectories, alone=False)
         return with_teacher(loss, self.spec, self.coef)

@@ -8,25 +8,24 @@ from functools import partial
 from statistics import fmean, pstdev
 from typing import cast
 
-from specs.distillation import OPD, Distillation, SampledTokens
+from specs.distillation import OPD, Distillation, FullVocabulary, SampledTokens, TopTokens
 from specs.errors import DataError, TrainingError
 from specs.records import Trajectory
 from tasks.learning.algorithms import loss_for
 from tasks.learning.grouping import Rewarded, by_group, scaled
 from tasks.learning.learner import Learner, StepReport
 from tasks.learning.open_teacher import OpenTeacher
-from tasks.learning.other_tokenizer import OtherTokenizerTeacher
 from tasks.learning.privileged import ShownTeacher
 from tasks.learning.rows import TrainingRow, rows_from
-from tasks.learning.teaching import Coverage, Distiller, ask, covered, normalized, weigh
+from tasks.learning.teaching import Coverage, Distiller, ask, covered, normalized, take_lists, weigh
 from tasks.loops.groups import reward_of
 from tasks.loops.updates import without_missing
-from tasks.protocols import TokenTeacher, VocabularyTeacher
+from tasks.protocols import Keeping, ListingTeacher, Telling, TokenTeacher, VocabularyTeacher
 
 STD_FLOOR = 1e-6
 _SHOWN = (
     "entropy", "logprob_gap", "divergence", "teacher_gap", "teacher_mass", "policy_mass", "overlap", "bounded",
-    "outside_band",
+    "outside_band", "unknown",
 )  # fmt: skip
 
 
@@ -37,10 +36,17 @@ class Panel:
     teachers: Sequence[TokenTeacher]
     weights: Callable[[Trajectory], Sequence[float]]
     """In the order of the teachers; 0: it is not asked."""
+    keeping: Sequence[Keeping] = ()
+    """Those that keep what was said since the last checkpoint."""
+
+    def settle(self) -> None:
+        """Tell them that another one is about to be written."""
+        for teacher in self.keeping:
+            teacher.settle()
 
     def figures(self) -> dict[str, float]:
-        """Return what teachers with another tokenizer tell since this was last called; of several, under their names."""
-        told = {t.name: t.take_figures() for t in self.teachers if isinstance(t, OtherTokenizerTeacher)}
+        """Return what teachers tell of their answers since this was last called; of several, under their names."""
+        told = {t.name: t.take_figures() for t in self.teachers if isinstance(t, Telling)}
         own = len(told) == 1
         return {n if own else f"{who}.{n}": v for who, found in told.items() for n, v in found.items()}
 
@@ -57,15 +63,20 @@ class Panel:
         """
         silent = [
             (isinstance(t, ShownTeacher) and not t.can_say(trajectory))
-            or (isinstance(t, OpenTeacher) and tokens > t.max_length)
+            or (isinstance(t, OpenTeacher | ListingTeacher) and tokens > t.max_length)
             for t in self.teachers
         ]
         return [0.0 if s else w for s, w in zip(silent, self.weights(trajectory), strict=True)]
 
-    def over_vocabulary(self) -> list[VocabularyTeacher]:
-        """Return the teachers, which all have the policy's tokenizer. DataError where one gives single scores alone."""
+    def over_vocabulary(self, spec: Distillation) -> list[VocabularyTeacher | ListingTeacher]:
+        """Return the teachers, which all have the policy's tokenizer. DataError where one says too little for `spec`."""
         for teacher in self.teachers:
-            if not hasattr(teacher, "states"):
+            if isinstance(teacher, ListingTeacher) and isinstance(spec.over, FullVocabulary):
+                raise DataError(
+                    f"teacher {teacher.name}: it stands behind a server and lists its likeliest tokens alone; write over: "
+                    "{kind: top_k, support: teacher} or {kind: sampled} in the algorithm"
+                )
+            if not isinstance(teacher, ListingTeacher) and not hasattr(teacher, "states"):
                 raise DataError(
                     f"teacher {teacher.name}: its tokenizer is another one than the policy's, so that distributions "
                     "cannot be compared; write over: {kind: sampled} in the algorithm, or name a teacher with the "
@@ -85,7 +96,7 @@ class Lesson:
     missing_logprobs: int = 0
 
     said: dict[str, float] = field(default_factory=dict[str, float])
-    """What teachers with another tokenizer tell of how their tokens lined up with the policy's."""
+    """What teachers tell: how another tokenizer's tokens lined up with the policy's, what a server left unscored."""
 
     def figures(self) -> dict[str, float]:
         """Return the share of tokens that teachers said something about."""
@@ -93,7 +104,7 @@ class Lesson:
 
     def distiller(self, spec: Distillation, panel: Panel, *, alone: bool) -> Distiller:
         """Return what compares the rows with the teachers over a vocabulary."""
-        return Distiller(spec, panel.over_vocabulary(), self.trajectories, alone=alone)
+        return Distiller(spec, panel.over_vocabulary(spec), self.trajectories, alone=alone)
 
     def gaps(self, row: TrainingRow) -> list[float]:
         """Return by token the sampler's logprob less the teachers', weighted; 0 where they say nothing.
@@ -163,8 +174,13 @@ def ask_and_weigh(
     panel.prepare(list(trajectories.values()))
     for row in rows:
         row.teacher_weights = normalized(panel.heard(trajectories[row.trajectory], len(row.ids)))
-    if isinstance(spec.over, SampledTokens):
-        ask(rows, panel.teachers, trajectories)
+    match spec.over:
+        case SampledTokens():
+            ask(rows, panel.teachers, trajectories)
+        case TopTokens(size=size):
+            take_lists(rows, panel.teachers, trajectories, size)
+        case FullVocabulary():
+            pass
     return weigh(rows, spec, trajectories, by_trajectory=by_trajectory, factor=factor)
 
 

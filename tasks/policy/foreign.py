@@ -8,6 +8,7 @@ from safetensors.torch import save
 
 from specs.errors import ProgramError
 from specs.policy import PretrainedPolicy
+from specs.served_teacher import ServedModelTeacher
 from specs.teachers import ModelTeacher
 from tasks.files import digest_entries, list_tree, sha256_file, write_durable, write_json
 from tasks.policy.config import LlamaConfig, config_from, config_to_hf
@@ -47,7 +48,7 @@ def read_teacher(spec: ModelTeacher, policy_template: str, path: Path | None = N
     ProgramError where it is absent, not supported, lacks the template's special tokens, or is not the one whose digest
     `spec.revision` gives.
     """
-    template = _template(spec, policy_template)
+    template = frame_name(spec, policy_template)
     if spec.model.startswith("package:"):
         pretrained = PretrainedPolicy(
             kind="pretrained", model=spec.model, revision=spec.revision, max_length=spec.max_length
@@ -73,7 +74,8 @@ def read_teacher(spec: ModelTeacher, policy_template: str, path: Path | None = N
     return teacher
 
 
-def _template(spec: ModelTeacher, policy_template: str) -> FrameName:
+def frame_name(spec: ModelTeacher | ServedModelTeacher, policy_template: str) -> FrameName:
+    """Return the template of a teacher's prompts. ProgramError where the policy's is none that a teacher can have."""
     name = policy_template if spec.template == "policy" else spec.template
     match name:
         case "builtin/compact@1" | "builtin/chatml@1" | "builtin/plain@1":
@@ -98,7 +100,7 @@ def _assemble(folder: Path, config: LlamaConfig, template: FrameName) -> LoadedT
 def teacher_of(policy: LoadedPolicy, template: FrameName | None = None) -> LoadedTeacher:
     """Return a policy as a teacher."""
     tokenizer = AnyTokenizer.from_json(policy.tokenizer.to_json(), "the policy's tokenizer")
-    name = template or _template(ModelTeacher(kind="model", model="."), policy.template.name)
+    name = template or frame_name(ModelTeacher(kind="model", model="."), policy.template.name)
     frame = frame_for(name, tokenizer, "the policy's tokenizer")
     return LoadedTeacher(policy.model, tokenizer, frame, policy.config, policy.digest, list(policy.notes))
 
@@ -127,7 +129,7 @@ def load_teacher(folder: Path, dtype: Precision = "fp32", device: str = "cpu") -
     entries = read_manifest(folder)
     about = read_json(folder / "template.json")
     config = config_from(read_json(folder / "config.json"), str(folder / "config.json"), int(about["max_length"]))
-    teacher = _assemble(folder, config, _template(ModelTeacher(kind="model", model="."), about["template"]))
+    teacher = _assemble(folder, config, frame_name(ModelTeacher(kind="model", model="."), about["template"]))
     teacher.model.to(device=device, dtype=DTYPES[dtype])
     teacher.digest = digest_of(entries)
     return teacher

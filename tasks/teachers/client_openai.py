@@ -3,11 +3,9 @@
 import asyncio
 import hashlib
 import json
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import httpx
@@ -21,7 +19,7 @@ from tasks.teachers.budget import Caps, dollars, prompt_tokens
 from tasks.teachers.http_replies import Read
 from tasks.teachers.ledger import OK, CallLedger, Returned
 from tasks.teachers.limits import Pace
-from tasks.teachers.reaching import Reach, reach
+from tasks.teachers.reaching import Reach, reach, trust
 from tasks.teachers.replies import Reply
 
 GRACE = 5.0
@@ -116,7 +114,7 @@ class _Round:
         limits = httpx.Limits(max_connections=self.spec.limits.in_flight)
         timeout = httpx.Timeout(self.spec.limits.deadline_seconds)
         async with httpx.AsyncClient(
-            limits=limits, timeout=timeout, follow_redirects=False, trust_env=False, verify=_trust()
+            limits=limits, timeout=timeout, follow_redirects=False, trust_env=False, verify=trust()
         ) as self.http:
             pending = {asyncio.create_task(self._one(i, k)) for i, k in enumerate(self.calls)}
             while pending:
@@ -324,12 +322,6 @@ class _Round:
             f"teacher {name}: the server answered {status}: {why} (model {self.spec.model!r}); check "
             f"teachers.{name}.model, base_url and the variable that api_key names, and run again"
         )
-
-
-@cache
-def _trust() -> ssl.SSLContext:
-    """Return the certificates that are trusted; reading them takes longer than many a call."""
-    return httpx.create_ssl_context()
 
 
 def _broken(error: httpx.HTTPError) -> str:

@@ -1,12 +1,18 @@
 """How a teacher is reached: its address and its key, looked up when it is asked, and kept out of all that is written."""
 
 import base64
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from urllib.parse import quote, unquote, urlsplit
 
+import httpx
+
+from specs.addresses import open_road
 from specs.errors import TeacherError
 from specs.redaction import REFERENCE, Redactor
+from specs.served_teacher import ServedModelTeacher
 from specs.teachers import OpenAITeacher
 
 _SHORTEST = 8
@@ -38,10 +44,25 @@ class Reach:
         return words if answer else Redactor().clean(words)
 
 
-def reach(name: str, spec: OpenAITeacher, environ: Mapping[str, str]) -> Reach:
+def reach(name: str, spec: OpenAITeacher | ServedModelTeacher, environ: Mapping[str, str]) -> Reach:
     """Return how a teacher is reached. TeacherError, without any value, where a variable is not set or cannot be meant."""
-    address = _named(spec.base_url, environ, f"teachers.{name}.base_url").rstrip("/")
-    return Reach(address, spec.api_key and _named(spec.api_key, environ, f"teachers.{name}.api_key"))
+    at = f"teachers.{name}"
+    key = spec.api_key and _named(spec.api_key, environ, f"{at}.api_key")
+    if isinstance(spec, OpenAITeacher):
+        return Reach(_named(spec.base_url, environ, f"{at}.base_url").rstrip("/"), key)
+    address = _named(spec.url, environ, f"{at}.url").rstrip("/")
+    if open_road(address) and not spec.unencrypted:
+        raise TeacherError(
+            f"{at}.url: the address leads beyond the loopback without https://; bring the server here by a tunnel, or "
+            f"write {at}.unencrypted: yes where you trust all that lies between"
+        )
+    return Reach(address, key)
+
+
+@cache
+def trust() -> ssl.SSLContext:
+    """Return the certificates that are trusted; reading them takes longer than many a call."""
+    return httpx.create_ssl_context()
 
 
 def _named(text: str, environ: Mapping[str, str], where: str) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specs.distillation import OPD, Distillation, SampledTokens
 from tasks.learning.algorithms import opd
-from tasks.learning.distilling import Evidence, Measure, Question, distill
+from tasks.learning.distilling import Evidence, Hidden, Measure, Question, distill
 from tasks.learning.divergences import Kind, Listed, confidence, confidence_weights, likeliest, log_linear, mixture
 from tasks.learning.sampled import early_weights, gaps, return_to_go
 from tasks.tensors import Batch
@@ -29,8 +29,7 @@ def compared(
     states = torch.tensor([policy], dtype=torch.float64, requires_grad=True)
     head = torch.eye(len(policy), dtype=torch.float64)
     evidence = Evidence(
-        [torch.tensor([t], dtype=torch.float64) for t in teachers],
-        [head] * len(teachers),
+        [Hidden(torch.tensor([t], dtype=torch.float64), head) for t in teachers],
         torch.tensor(weights, dtype=torch.float64)[:, None],
     )
     measure = Measure(kind=Kind(direction, beta), **settings)

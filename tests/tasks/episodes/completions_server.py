@@ -1,9 +1,9 @@
 """A small real model server that speaks the part of vLLM's HTTP API that the product uses.
 
 `python -m tests.tasks.episodes.completions_server --model FOLDER --port N`; other arguments of vLLM are taken and ignored.
-A model of our own stands behind it, so its logprobs are true. As vLLM does, it keeps the output layer that it began
-with where the configuration ties it to the embedding, and it reuses what it computed for a prompt until its cache is
-reset. `--faults` makes it wrong on purpose.
+A model of our own stands behind it, so its logprobs are true, those of a prompt (`prompt_logprobs`) too. As vLLM does,
+it keeps the output layer that it began with where the configuration ties it to the embedding, and it reuses what it computed
+for a prompt until its cache is reset. `--faults` makes it wrong on purpose; `on_score` takes each scored prompt into its hands.
 """
 
 import argparse
@@ -11,6 +11,8 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +44,21 @@ FAULTS = (
 )
 
 
+@dataclass
+class Reply:
+    """What is sent instead of a result: a status, words, headers, and perhaps less than was promised."""
+
+    status: int = 200
+    content: bytes = b"{}"
+    headers: dict[str, str] = field(default_factory=dict)
+    missing: int = 0
+    """Bytes that were promised and are not sent."""
+
+
+OnScore = Callable[[int, dict[str, Any]], Any]
+"""Number of the prompt, from 0, and the result: what is answered in its place."""
+
+
 class CompletionsServer:
     """Serves a model folder from a thread; use it as a context manager."""
 
@@ -61,6 +78,13 @@ class CompletionsServer:
         self.cache: dict[tuple[int, ...], torch.Tensor] = {}
         self.completed = self.errors = self.resets = 0
         self.at_once = self.most_at_once = 0
+        self.max_logprobs = 20
+        self.scored: list[tuple[int, ...]] = []
+        """The prompts whose logprobs were asked for."""
+        self.keys: set[str] = set()
+        """Authorization headers."""
+        self.on_score: OnScore | None = None
+        self.tokenizes = True
         owner = self
 
         class Handler(_Completions):
@@ -99,9 +123,11 @@ class CompletionsServer:
     def post(self, path: str, body: Any) -> Any:
         path = path.partition("?")[0]
         if path == "/tokenize":
+            if not self.tokenizes:
+                return None
             return {"tokens": self.backend.encode(body["prompt"], add_special_tokens=body["add_special_tokens"]).ids}
         if path == "/v1/completions":
-            return self._complete(body)
+            return self._complete(body) if body.get("prompt_logprobs") is None else self._score(body)
         if "not_dev" in self.faults:
             return None
         match path:
@@ -144,6 +170,43 @@ class CompletionsServer:
         if "no_ids" in self.faults:
             del choice["token_ids"]
         return {"choices": [{**choice, "logprobs": {"token_logprobs": logprobs}}]}
+
+    def _score(self, body: Any) -> Any:
+        """Return the logprobs of a prompt as vLLM does: by place the likeliest tokens and the one that stands there."""
+        prompt, size = body["prompt"], body["prompt_logprobs"]
+        if isinstance(prompt, str):
+            prompt = self.backend.encode(prompt, add_special_tokens=body["add_special_tokens"]).ids
+        if body["model"] != self.name:
+            return Reply(404, _error(f"The model `{body['model']}` does not exist."))
+        if size > self.max_logprobs or len(prompt) + body["max_tokens"] > self.max_length:
+            return Reply(400, _error(f"too much is asked for: {size} logprobs of {len(prompt)} tokens"))
+        with self.lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            number = len(self.scored)
+            self.scored.append(tuple(prompt))
+        try:
+            listed = self._listed(prompt, size)
+            choice = {"text": "", "prompt_logprobs": listed, "finish_reason": "length"}
+            if body.get("return_token_ids"):
+                choice["prompt_token_ids"] = prompt
+            result: dict[str, Any] = {"choices": [choice], "usage": {"prompt_tokens": len(prompt)}}
+            return result if self.on_score is None else self.on_score(number, result)
+        finally:
+            self.at_once -= 1
+
+    @torch.no_grad()
+    def _listed(self, prompt: list[int], size: int) -> list[Any]:
+        hidden = self.model.hidden(torch.tensor([prompt]))[0]
+        listed: list[Any] = [None]
+        for at, row in enumerate(torch.nn.functional.linear(hidden, self.head)[:-1].log_softmax(-1), 1):
+            best = row.topk(size).indices.tolist()
+            ranks = {prompt[at]: int((row > row[prompt[at]]).sum()) + 1} | {i: n for n, i in enumerate(best, 1)}
+            word = lambda i: self.backend.decode([i], skip_special_tokens=False)  # noqa: E731
+            listed.append(
+                {str(i): {"logprob": float(row[i]), "rank": n, "decoded_token": word(i)} for i, n in ranks.items()}
+            )
+        return listed
 
     def _spoil(self, ids: list[int], logprobs: list[float]) -> None:
         strange = {"strange_id": self.config.vocab_size, "negative_id": -1}
@@ -191,6 +254,10 @@ class CompletionsServer:
         return torch.nn.functional.linear(self.cache[ids], self.head)
 
 
+def _error(words: str) -> bytes:
+    return json.dumps({"error": {"message": words}}).encode()
+
+
 class _Completions(JSONHandler):
     serving: CompletionsServer
 
@@ -205,7 +272,22 @@ class _Completions(JSONHandler):
         except RuntimeError as e:
             self.reply(500, {"error": str(e)})
             return
+        self.serving.keys.add(self.headers.get("Authorization", ""))
+        if isinstance(found, Reply):
+            self._send(found)
+            return
         self.reply(404 if found is None else 200, found or {"detail": "Not Found"})
+
+    def _send(self, reply: Reply) -> None:
+        self.send_response(reply.status)
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(reply.content) + reply.missing))
+        self.end_headers()
+        self.wfile.write(reply.content)
+        if reply.missing:
+            self.wfile.flush()
+            self.close_connection = True
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from specs.optimizer import Optimizer
 from specs.records import Observation, ToolCall, Turn
 from tasks.learning import distilling
 from tasks.learning.algorithms import loss_for
-from tasks.learning.distilling import Evidence, Question, distill, measure_of
+from tasks.learning.distilling import Evidence, Hidden, Question, distill, measure_of
 from tasks.learning.learner import Learner
 from tasks.learning.open_teacher import OpenTeacher
 from tasks.learning.teacher_term import coefficient, length_factor
@@ -33,12 +33,14 @@ def problem(seed, tokens=9, vocabulary=37, teachers=2):
     states = torch.randn(tokens, 8, dtype=torch.double, requires_grad=True)
     head = torch.randn(vocabulary, 8, dtype=torch.double, requires_grad=True)
     weights = torch.rand(teachers, tokens, dtype=torch.double)
-    evidence = Evidence(
-        [torch.randn(tokens, 6, dtype=torch.double) for _ in range(teachers)],
-        [torch.randn(vocabulary, 6, dtype=torch.double) for _ in range(teachers)],
-        weights / weights.sum(0),
-    )
+    states_of = [torch.randn(tokens, 6, dtype=torch.double) for _ in range(teachers)]
+    heads = [torch.randn(vocabulary, 6, dtype=torch.double) for _ in range(teachers)]
+    evidence = Evidence([Hidden(s, h) for s, h in zip(states_of, heads, strict=True)], weights / weights.sum(0))
     return states, head, torch.randint(vocabulary, (tokens,)), torch.rand(tokens, dtype=torch.double), evidence
+
+
+def hidden(evidence) -> list[Hidden]:
+    return [t for t in evidence.teachers if isinstance(t, Hidden)]
 
 
 @pytest.mark.parametrize("over", OVERS, ids=str)
@@ -62,9 +64,7 @@ def test_gradients_are_those_of_plain_autograd():
     distill(states, head, Question(targets, weights, evidence, measure)).loss.backward()
     plain_states, plain_head = (t.detach().clone().requires_grad_() for t in (states, head))
     policy = (plain_states @ plain_head.t()).log_softmax(-1)
-    teachers = torch.stack(
-        [(s @ h.t()).log_softmax(-1).exp() for s, h in zip(evidence.states, evidence.heads, strict=True)]
-    )
+    teachers = torch.stack([(t.states_ND @ t.head_VD.t()).log_softmax(-1).exp() for t in hidden(evidence)])
     target = (teachers * evidence.weights_MN[:, :, None]).sum(0).log()
     (weights * (policy.exp() * (policy - target)).sum(-1)).sum().backward()
     torch.testing.assert_close(states.grad, plain_states.grad, atol=1e-5, rtol=1e-4)
@@ -75,7 +75,7 @@ def test_a_padded_vocabulary_is_compared_where_both_have_ids():
     measure = measure_of(Distillation(), own_tokens=True)
     states, head, targets, weights, evidence = problem(2, teachers=1)
     result = distill(states, head, Question(targets.clamp(max=29), weights, evidence, measure))
-    evidence.heads = [h[:30] for h in evidence.heads]
+    evidence.teachers = [Hidden(t.states_ND, t.head_VD[:30]) for t in hidden(evidence)]
     shorter = distill(states, head, Question(targets.clamp(max=29), weights, evidence, measure))
     assert bool(shorter.divergence_N.isfinite().all())
     assert not torch.allclose(shorter.divergence_N, result.divergence_N)
@@ -171,7 +171,7 @@ def test_teachers_with_tables_of_different_sizes_are_compared_where_all_have_ids
     found = []
     for sizes in ((37, 30), (30, 30)):
         states, head, targets, weights, evidence = problem(2)
-        evidence.heads = [h[:n] for h, n in zip(evidence.heads, sizes, strict=True)]
+        evidence.teachers = [Hidden(t.states_ND, t.head_VD[:n]) for t, n in zip(hidden(evidence), sizes, strict=True)]
         found.append(distill(states, head, Question(targets.clamp(max=29), weights, evidence, measure)).loss.item())
     assert found[0] == pytest.approx(found[1])
 
@@ -264,7 +264,8 @@ def test_no_whole_table_of_logits_exists():
     tokens, vocabulary, width = 2000, 20_000, 8
     states = torch.randn(tokens, width, requires_grad=True)
     head = torch.randn(vocabulary, width, requires_grad=True)
-    evidence = Evidence([torch.randn(tokens, width)], [torch.randn(vocabulary, width)], torch.ones(1, tokens))
+    teacher = Hidden(torch.randn(tokens, width), torch.randn(vocabulary, width))
+    evidence = Evidence([teacher], torch.ones(1, tokens))
     measure = measure_of(Distillation(), own_tokens=True)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     weights = torch.full((tokens,), 1 / tokens)

@@ -10,6 +10,7 @@ from tasks.learning.divergences import (
     Listed,
     confidence_weights,
     divergence,
+    given_divergence,
     likeliest,
     listed_divergence,
     log_linear,
@@ -67,6 +68,32 @@ def test_listed_value_and_slope_are_those_of_the_formula(direction, by_policy, r
     torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), logits)[0])
     assert bool((shares["overlap"] <= 1).all())
     assert bool((shares["teacher_mass"] < 1).all())
+
+
+@pytest.mark.parametrize(("direction", "expected"), [("reverse", 1.3745), ("forward", 1.1967)])
+def test_a_teacher_of_which_two_of_four_tokens_are_known(direction, expected):
+    """KP-TEACH-04: the rest together has what is left; the plain sum, -0.2890, is no divergence."""
+    logits = torch.tensor([[0.1, 0.1, 0.4, 0.4]], dtype=torch.double).log().requires_grad_()
+    policy, support = logits.log_softmax(-1), torch.tensor([[0, 1]])
+    known = torch.tensor([[0.6, 0.3]], dtype=torch.double).log()
+    value, slope, shares = given_divergence(policy.detach(), support, known, Kind(direction, floor=-30.0), "bucket")
+    assert value.item() == pytest.approx(expected, abs=5e-5)
+    assert shares["teacher_mass"].item() == pytest.approx(0.9)
+    listed = policy.gather(1, support)
+    s, t = (torch.cat((x, torch.log1p(-x.exp().sum(-1, keepdim=True))), -1) for x in (listed, known))
+    torch.testing.assert_close(slope, torch.autograd.grad(by_hand(direction, s, t).sum(), logits)[0])
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("rest", ["bucket", "none", "renormalize"])
+def test_a_given_list_is_compared_as_that_of_a_teacher_in_process(direction, rest):
+    logits, teacher = drawn(7)
+    policy = logits.detach().log_softmax(-1)
+    support = likeliest(teacher, 4)
+    given = given_divergence(policy, support, teacher.gather(1, support), kind(direction), rest)
+    whole = listed_divergence(policy, teacher, kind(direction), Listed(4, by_policy=False, rest=rest))
+    for a, b in zip((*given[:2], *given[2].values()), (*whole[:2], *whole[2].values()), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -131,6 +131,31 @@ def test_a_resumed_stage_ends_with_the_same_weights(taught, good, tmp_path):
         assert torch.equal(a, b)
 
 
+def test_a_stage_that_is_stopped_while_a_teacher_is_asked_goes_on_from_that_step(taught, good, tmp_path):
+    class Stopped(OpenTeacher):
+        calls = 0
+
+        def score(self, spans):
+            self.calls += 1
+            if self.calls == 3:
+                raise Interrupted("asked to stop")
+            return super().score(spans)
+
+    made = spec(steps=4, over=SampledTokens(kind="sampled"))
+    whole, stopped, fresh = (student(taught) for _ in range(3))
+    train_opd(*stage(whole, [OpenTeacher("good", good)], made))
+    hooks = Hooks(checkpointer=Checkpointer(tmp_path, "n"), checkpoint_seconds=1e9)
+    with pytest.raises(Interrupted):
+        train_opd(*stage(stopped, [Stopped("good", good)], made), hooks)
+    resumed = OpenTeacher("good", good)
+    asked: list[int] = []
+    resumed.score = lambda spans: (asked.append(len(spans)), OpenTeacher.score(resumed, spans))[1]
+    train_opd(*stage(fresh, [resumed], made), hooks)
+    assert len(asked) == 2
+    for a, b in zip(whole.model.parameters(), fresh.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_teacher_that_is_the_policy_leaves_it_as_it_is(taught):
     for over in (FullVocabulary(), SampledTokens(kind="sampled", estimator="k2")):
         policy, made = student(taught), spec(steps=1, over=over, min_coverage=0.0)
