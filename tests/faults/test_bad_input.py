@@ -157,7 +157,7 @@ def test_what_a_command_names_and_is_not_there_is_a_slip_and_no_failure(
         (("promote", "tiny", "v9", "--reason", "x"), "found neither a version nor a stage called 'v9'"),
         (("rollback", "tiny", "--reason", "x"), "there is no previous champion to go back to"),
         (("export", "nope", "out"), "no policy is called 'nope'"),
-        (("approve", "tiny", "--reason", "x"), "no gate is held in its last run"),
+        (("approve", "tiny", "--reason", "x"), "no gate waits for a person"),
     ]:
         slip(told, *command)
     assert receipts(home) == done
