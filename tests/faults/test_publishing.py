@@ -48,7 +48,7 @@ def _check(home: Path, tmp_path: Path, contents: dict[str, list[list[FileEntry]]
     for name, made in contents.items():
         for version in datasets.versions_of(branch, name):
             target = tmp_path / "out" / f"{time.monotonic_ns()}"
-            datasets.checkout(home, version, target)
+            datasets.checkout(home, version, target, say=print)
             assert list_tree(target) == made[version.version - 1], f"{name} v{version.version}"
             count += 1
     return count
