@@ -31,7 +31,10 @@ def test_a_part_that_is_absent(variables: dict[str, str], code: int, said: str, 
     [
         (["1 step 1", "1 step 2", "1 saved 2", "2 step 3"], 0),
         (["1 step 1", "1 saved 1", "1 step 2", "1 step 3", "2 step 2"], 2),
-        (["1 step 1", "1 step 2", "1 step 3", "1 step 4", "1 step 5", "2 step 6"], 0),  # saved, and killed before it said so
+        (
+            ["1 step 1", "1 step 2", "1 step 3", "1 step 4", "1 step 5", "2 step 6"],
+            0,
+        ),  # saved, and killed before it said so
         (["1 step 1", "1 saved 1", "1 step 2", "2 step 1"], None),  # it began anew
         ([*(f"1 step {i}" for i in range(1, 8)), "2 step 1"], None),  # more than one interval
     ],
