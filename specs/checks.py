@@ -11,8 +11,8 @@ from specs.policy_gradient import PolicyGradient
 from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, position_of
 from specs.program import Program
 from specs.stages import Stage
-from specs.verifiers import RewardModelVerifier
 from specs.supervised import RFT
+from specs.verifiers import RewardModelVerifier
 
 COMPRESSED = ("prune", "quantize")
 DEMONSTRATED = ("sft", *COMPRESSED)
