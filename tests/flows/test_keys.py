@@ -157,7 +157,7 @@ def test_every_unkeyed_param_is_one_that_its_kind_has():
     elsewhere = {f for m in members(shape_of(Algorithm)) for f in m.type.model_fields}
     for kind, known in NODE_KINDS.items():
         for path in known.unkeyed:
-            if kind not in by_kind or path.startswith(("policy.init.", "path", "adapter.path")):
+            if kind not in by_kind or path.startswith(("policy.init.", "path", "adapter.path", "access")):
                 continue
             at: Any = by_kind[kind]
             for part in path.split("."):
