@@ -17,9 +17,9 @@ SIZES = {
     "sft": {},
     "rft": {
         "samples": 2, "rounds": 1, "problems": 8, "epochs": 1.0, "min_gain": 0.0,
-        "require_success": False, "threshold": None, "band": [0.0, 1.0], "max_tool_errors": None,
+        "require_success": False, "threshold": None, "band": [0.0, 1.0], "max_tool_errors": None, "max_truncated": 1.0,
     },
-    "reward_weighted": {"samples": 2, "problems": 8, "epochs": 1.0, "require_success": False},
+    "reward_weighted": {"samples": 2, "problems": 8, "epochs": 1.0, "require_success": False, "max_truncated": 1.0},
     **{name: {"epochs": 1.0} for name in PREFERENCES},
     "short_opd": {
         "steps": 2, "group_size": 2, "problems_per_step": 4, "updates_per_batch": 1, "min_coverage": 0.0,
@@ -29,7 +29,7 @@ SIZES = {
         "min_coverage": 0.0,
     },
     **{
-        name: {"samples": 2, "problems": 8, "rounds": 1, "epochs": 1.0, "per_step": 4, "at_least": 0}
+        name: {"samples": 2, "problems": 8, "rounds": 1, "epochs": 1.0, "per_step": 4, "at_least": 0, "max_truncated": 1.0}
         for name in ("from_teacher", "soft_label", "action_distill")
     },
     "reward_model": {"epochs": 1.0, "least_accuracy": 0.0}, "prune": {"calibration": 8}, "quantize": {"calibration": 8},
@@ -99,9 +99,9 @@ def _shrink(algorithm: dict[str, Any]) -> None:
     algorithm.update(SIZES[algorithm["type"]])
     learns = algorithm.get("learns")  # of a reward model, which accepts no setting that it does not read
     if "pairing" in algorithm and learns != "turns":
-        algorithm["pairing"] |= {"samples": 4, "problems": 8, "margin": 0.0, "at_least": 0}
+        algorithm["pairing"] |= {"samples": 4, "problems": 8, "margin": 0.0, "at_least": 0, "max_truncated": 1.0}
     if learns == "turns":
-        algorithm["turns"] |= {"samples": 4, "problems": 8, "at_least": 0}
+        algorithm["turns"] |= {"samples": 4, "problems": 8, "at_least": 0, "max_truncated": 1.0}
     if algorithm.get("resample"):
         algorithm["resample"] = {"max_rounds": 1, "when_short": "train"}
     _shrink_policy_gradient(algorithm)

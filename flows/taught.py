@@ -60,7 +60,7 @@ def as_opd(graph: Graph, stage: Stage, spec: TaughtAlgorithm) -> OPD:
     steps = max(1, round(spec.rounds * spec.epochs * problems / spec.per_step))
     return OPD(
         type="opd", teachers=spec.teachers, over=spec.over, group_size=spec.samples, temperature=spec.temperature,
-        problems_per_step=spec.per_step, steps=steps, optimizer=spec.optimizer,
+        problems_per_step=spec.per_step, steps=steps, optimizer=spec.optimizer, max_truncated=spec.max_truncated,
     )  # fmt: skip
 
 

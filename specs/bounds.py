@@ -24,11 +24,16 @@ Band = Annotated[tuple[Positive, Positive], Field(strict=False)]
 """Two ratios, the lower first, written as a list; both belong to the band."""
 
 
-class RolloutBounds(Spec):
-    """What may be wrong with a step's rollouts before the stage stops."""
+class CutBound(Spec):
+    """How many rollouts may be cut before the stage stops."""
 
     max_truncated: Share = 0.9
-    """Share of cut trajectories in a step from which the stage stops."""
+    """Share of cut trajectories above which the stage stops: of a step, or of all where they are drawn beforehand."""
+
+
+class RolloutBounds(CutBound):
+    """What may be wrong with a step's rollouts before the stage stops."""
+
     max_logprob_gap: Positive = 0.1
     """Mean |trainer - sampler| logprob of a fresh batch from which the stage stops."""
     max_missing_logprobs: Share = 0.001

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.base import Count, Flag, Name, Positive, Share, Spec
+from specs.bounds import CutBound
 from specs.distillation import FullVocabulary, Over
 from specs.optimizer import Optimizer
 from specs.routing import Signal, Taught
@@ -145,7 +146,7 @@ class Fit(Spec):
     optimizer: Optimizer = Optimizer(learning_rate=3e-4)
 
 
-class Draws(Spec):
+class Draws(CutBound):
     """The rollouts of a round, which the teacher is asked about."""
 
     samples: Count = 4

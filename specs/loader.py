@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -96,7 +96,7 @@ def load_program(path: str | Path, overrides: Sequence[str] = ()) -> LoadedProgr
     _secrets(document)
     program = _validated(document)
     if program is None or document.mistakes:
-        _names_in_what_is_right(document, path)
+        _across_what_is_right(document, path)
         raise _refused(document, [])
     program = expanded(program)
     mistakes, warnings = check(program, document.positions, path.parent)
@@ -198,34 +198,45 @@ def _validated(document: Document) -> Program | None:
     return None
 
 
-def _names_in_what_is_right(document: Document, path: Path) -> None:
-    """Also check names where the program can be read without what is wrong in it.
+def _across_what_is_right(document: Document, path: Path) -> None:
+    """Also check across sections where the program can be read without what is wrong in it.
 
-    A misspelt key counts as the key that was meant, another wrong key as left out; only names that do not exist are
-    reported then, since what seems missing may be what was left out.
+    A misspelt key counts as the key that was meant, another wrong key as left out. Where nothing else is wrong, every
+    mistake is reported but those of a map that something was left out of; else only names that do not exist are, since
+    what seems missing may be what was left out.
     """
     gone = {m.path: m.meant for m in document.mistakes}
-    data = _mended(document.data, gone)
+    keys_alone = all(m.code == "unknown_key" for m in document.mistakes)
     try:
-        program = expanded(Program.model_validate(data))
+        program = expanded(Program.model_validate(_mended(document.data, gone)))
     except ValidationError:
         return
     mistakes, _ = check(program, document.positions, path.parent)
-    document.mistakes += [
-        m for m in mistakes
-        if m.code == "unknown_name" and not any(m.path[: len(p)] == p for p in gone) and _written(document.data, m.path)
-    ]  # fmt: skip
+    left_out = [p for p, meant in gone.items() if meant is None]
+    for m in mistakes:
+        written = _as_written(document.data, m.path, gone)
+        if written is None or (m.code != "unknown_name" and not keys_alone):
+            continue
+        if any(p[:-1][: len(written)] == written or written[: len(p)] == p for p in left_out):
+            continue
+        document.mistakes.append(replace(m, path=written, position=position_of(written, document.positions)))
 
 
-def _written(data: Any, path: KeyPath) -> bool:
+def _as_written(data: Any, path: KeyPath, gone: Mapping[KeyPath, str | None]) -> KeyPath | None:
+    """Return a path with the keys as they are written, misspelt or not; None where it is not written at all."""
+    written: KeyPath = ()
     for part in path:
-        if isinstance(data, dict) and part in data:
-            data = cast(dict[Any, Any], data)[part]
+        if isinstance(data, dict):
+            items = cast(dict[Any, Any], data)
+            key = part if part in items else next((k for k in items if gone.get((*written, k)) == part), None)
+            if key is None:
+                return None
+            written, data = (*written, key), items[key]
         elif isinstance(data, list) and isinstance(part, int) and part < len(cast(list[Any], data)):
-            data = cast(list[Any], data)[part]
+            written, data = (*written, part), cast(list[Any], data)[part]
         else:
-            return False
-    return True
+            return None
+    return written
 
 
 def _mended(data: Any, gone: Mapping[KeyPath, str | None], here: KeyPath = ()) -> Any:

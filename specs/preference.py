@@ -5,10 +5,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.base import Count, Positive, Spec
+from specs.bounds import CutBound
 from specs.optimizer import Optimizer
 
 
-class Pairing(Spec):
+class Pairing(CutBound):
     """How the policy's own rollouts become pairs of a preferred and a rejected trajectory of one problem."""
 
     samples: Annotated[int, Field(ge=2)] = 8

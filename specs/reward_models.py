@@ -5,12 +5,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.base import Count, Positive, Share, Spec
+from specs.bounds import CutBound
 from specs.optimizer import Optimizer
 from specs.policy_gradient import unread
 from specs.preference import Pairing
 
 
-class TurnLabels(Spec):
+class TurnLabels(CutBound):
     """How turns of the policy's own rollouts are labelled, each with a number from 0 to 1."""
 
     by: Literal["visits", "outcome", "calls"] = "visits"

@@ -46,8 +46,9 @@ def shape_of(annotation: Any, limits: tuple[Any, ...] = ()) -> Shape:
 
 
 def fields_of(model: type[Spec]) -> dict[str, FieldInfo]:
-    """Return the fields of a spec by the keys that people write."""
-    return {f.alias or name: f for name, f in model.model_fields.items()}
+    """Return the fields of a spec by the keys that people write, first the one that tells it from others."""
+    named = {f.alias or name: f for name, f in model.model_fields.items()}
+    return dict(sorted(named.items(), key=lambda item: item[0] not in TAGS))
 
 
 def field_shape(field: FieldInfo) -> Shape:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.base import Count, Flag, Positive, Share, Shares, Spec
-from specs.bounds import unread
+from specs.bounds import CutBound, unread
 from specs.optimizer import Optimizer
 
 
@@ -56,7 +56,7 @@ class Diversity(Spec):
         return self
 
 
-class RFT(Spec):
+class RFT(CutBound):
     """Rejection sampling: train on the policy's own verified trajectories."""
 
     type: Literal["rft"]
@@ -95,7 +95,7 @@ class RFT(Spec):
         return self
 
 
-class RewardWeighted(Spec):
+class RewardWeighted(CutBound):
     """Maximum likelihood of the policy's own trajectories, each weighted by its reward."""
 
     type: Literal["reward_weighted"]

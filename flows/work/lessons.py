@@ -21,7 +21,7 @@ from tasks.learning.batching import Aggregation
 from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops import feedback, lists, teacher_words
 from tasks.loops.batches import batch_plan
-from tasks.loops.collect import Draw, collect, drift_notes
+from tasks.loops.collect import Draw, collect, cut_notes, drift_notes
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_ledger import RolloutLedger
@@ -43,12 +43,13 @@ def rollouts(node: NodeContext) -> Outcome:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
 
     found = collect(arena, order.draw(spec.problems or order.size), draw, stop=node.stop, store=store, progress=tell)
+    cut = cut_notes(found.trajectories, spec, f"stage {node.id}")
     write_shards(node.out / "trajectories", found.trajectories)
     valid = [t for t in found.trajectories if t.success is not None]
     success = sum(bool(t.success) for t in valid) / len(valid) if valid else None
     count = len(found.trajectories)
     write_json(node.out / "rollouts.json", {"rollouts": count, "success": success, "invalid": found.invalid})
-    notes = [*inputs.empty_notes(node), *drift_notes(found.trajectories)]
+    notes = [*inputs.empty_notes(node), *cut, *drift_notes(found.trajectories)]
     if spec.problems and spec.problems > order.size:
         notes.append(f"problems is {spec.problems}, but there are only {order.size}; all were used")
     notes += store.notes()

@@ -21,7 +21,7 @@ from tasks.learning.algorithms import kto, loss_for
 from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow
 from tasks.loops.batches import batch_plan
-from tasks.loops.collect import Collected, Draw, collect, drift_notes
+from tasks.loops.collect import Collected, Draw, collect, cut_notes, drift_notes
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.labelling import LabelReport, label_rows, require_labels
 from tasks.loops.order import ProblemOrder
@@ -44,6 +44,7 @@ def pairs(node: NodeContext) -> Outcome:
 
     problems = order.draw(spec.problems or order.size)
     found = collect(arena, problems, draw, stop=node.stop, store=store, progress=tell)
+    cut = cut_notes(found.trajectories, spec, f"stage {node.id}")
     tried = {t.problem_id for t in found.trajectories}
     solved = {t.problem_id for t in found.trajectories if t.success}
     shown = [t for t in labels.solutions(node, arena, policy, solved) if t.problem_id in tried]
@@ -52,7 +53,7 @@ def pairs(node: NodeContext) -> Outcome:
         done.notes += [f"{len(shown)} trajectories are solutions of the pool"] if shown else []
     else:
         done = _pair(node, spec, found, shown, policy.config.max_length)
-    notes = [*inputs.empty_notes(node), *done.notes, *drift_notes(found.trajectories)]
+    notes = [*inputs.empty_notes(node), *done.notes, *cut, *drift_notes(found.trajectories)]
     if spec.problems and spec.problems > order.size:
         notes.append(f"pairing.problems is {spec.problems}, but there are only {order.size}; all were used")
     notes += store.notes()

@@ -4,7 +4,7 @@ from flows.context import NodeContext
 from flows.work import inputs
 from flows.work.supervised import demonstration_rows
 from specs.algorithms import PolicyGradientAlgorithm
-from tasks.learning.rows import TrainingRow
+from tasks.learning.rows import RowReport, TrainingRow, merge_reports
 from tasks.loops.curriculum import CurriculumOrder
 from tasks.loops.on_policy import OnPolicyReport
 from tasks.loops.order import ProblemOrder, with_adversarial
@@ -29,14 +29,14 @@ def mixture(node: NodeContext, spec: PolicyGradientAlgorithm, policy: LoadedPoli
     """
     if spec.replay is None:
         return None, []
-    shown, told = spec.replay.demonstrations, list[str]()
+    shown, reports = spec.replay.demonstrations, list[RowReport]()
     by_trajectory: dict[tuple[str, str], list[TrainingRow]] = {}
     for name in () if shown is None else shown.sets:
         rows, report = demonstration_rows(node, name, policy)
-        told += report.sentences()
+        reports.append(report)
         for row in rows:
             by_trajectory.setdefault((name, row.trajectory), []).append(row)
-    return Mixture(spec, node.seed, list(by_trajectory.values())), told
+    return Mixture(spec, node.seed, list(by_trajectory.values())), merge_reports(reports).sentences()
 
 
 def notes(report: OnPolicyReport, spec: PolicyGradientAlgorithm) -> list[str]:

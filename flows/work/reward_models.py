@@ -20,7 +20,7 @@ from tasks.learning.algorithms import loss_for
 from tasks.learning.rows import TrainingRow
 from tasks.learning.values import ValueLearner
 from tasks.loops.batches import batch_plan
-from tasks.loops.collect import Draw, collect, drift_notes
+from tasks.loops.collect import Draw, collect, cut_notes, drift_notes
 from tasks.loops.fit import fit_supervised
 from tasks.loops.order import ProblemOrder
 from tasks.loops.reward_rows import (
@@ -55,6 +55,7 @@ def turns(node: NodeContext) -> Outcome:
 
     problems = order.draw(spec.problems or order.size)
     found = collect(arena, problems, draw, stop=node.stop, store=store, progress=tell)
+    cut = cut_notes(found.trajectories, spec, f"stage {node.id}")
     labelled = label_turns(found.trajectories, spec)
     values = [y for given in labelled.labels.values() for y in given]
     if spec.at_least and (labelled.turns < spec.at_least or len(set(values)) < 2):
@@ -66,7 +67,7 @@ def turns(node: NodeContext) -> Outcome:
     write_shards(node.out / "trajectories", [t for t in found.trajectories if t.id in labelled.labels])
     write_rows(node.out / "labels.jsonl", [{"trajectory": t, "labels": y} for t, y in labelled.labels.items()])
     write_json(node.out / "labels.json", {"turns": labelled.turns, "mean": _mean(values), "dropped": labelled.dropped})
-    notes = [*inputs.empty_notes(node), *drift_notes(found.trajectories)]
+    notes = [*inputs.empty_notes(node), *cut, *drift_notes(found.trajectories)]
     notes += [f"{n} trajectories have no labels: {reason}" for reason, n in sorted(labelled.dropped.items())]
     if spec.problems and spec.problems > order.size:
         notes.append(f"turns.problems is {spec.problems}, but there are only {order.size}; all were used")

@@ -20,7 +20,7 @@ from tasks.files import write_json
 from tasks.learning.algorithms import loss_for, reward_weighted
 from tasks.learning.rows import RowReport, TrainingRow, behind, check_rows, merge_reports, rows_from
 from tasks.loops.batches import batch_plan
-from tasks.loops.collect import Collected, Draw, drift_notes
+from tasks.loops.collect import Collected, Draw, cut_notes, drift_notes
 from tasks.loops.collect import collect as collect_rollouts
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.order import ProblemOrder
@@ -97,6 +97,7 @@ def collect(node: NodeContext) -> Outcome:
         node.progress("rollouts", done / max(1, total), {"rollouts": float(done)})
 
     found = collect_rollouts(arena, problems, draw, stop=node.stop, store=store, progress=tell)
+    cut = cut_notes(found.trajectories, spec, f"stage {node.id}")
     if isinstance(spec, RFT):
         chosen = select(found.trajectories, spec)
         goes_on, reason = _goes_on(node, spec, chosen)
@@ -110,7 +111,7 @@ def collect(node: NodeContext) -> Outcome:
     if spec.problems and spec.problems > order.size:
         notes.append(f"problems is {spec.problems}, but there are only {order.size}; all were used")
     notes += [reason] if "previous" in node.inputs else []
-    notes += drift_notes(found.trajectories)
+    notes += [*cut, *drift_notes(found.trajectories)]
     notes += store.notes()
     return Outcome(metrics=_collect_metrics(chosen, found), cost=_rollout_cost(found), notes=notes)
 
@@ -207,7 +208,7 @@ def _fit(
     more = {"drawn": dict(sorted(drawn.items()))} if mixture is not None else {}
     write_json(node.out / "rows.json", report.to_json() | {"fit": _fit_json(done)} | more)
     metrics: dict[str, float | None] = {"loss": done.last_loss, "first_loss": done.first_loss, "rows": float(len(rows))}
-    notes = [*inputs.precision_notes(node), *inputs.empty_notes(node), *report.sentences(), *done.notes]
+    notes = [*report.sentences(), *inputs.precision_notes(node), *inputs.empty_notes(node), *done.notes]
     return Outcome(metrics=metrics, cost={"steps": float(done.updates), "tokens": float(done.tokens)}, notes=notes)
 
 

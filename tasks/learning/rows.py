@@ -122,10 +122,11 @@ class RowReport:
 
     def sentences(self) -> list[str]:
         """Return what a person should know."""
-        lines = [
-            f"{name}: {c.rows} rows, {c.trained} of {c.tokens} tokens train ({100 * c.share:.0f} %)"
+        shares = [
+            f"{name} {100 * c.share:.0f} % ({c.trained} of {c.tokens}, {c.rows} rows)"
             for name, c in self.by_source.items()
         ]
+        lines = [f"tokens that train: {', '.join(shares)}"] if shares else []
         lines += [f"{n} trajectories left out: {reason}" for reason, n in sorted(self.dropped.items())]
         if self.cut:
             lines.append(f"{self.cut} rows were cut to the policy's length and train up to there")

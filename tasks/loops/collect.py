@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from typing import Any
 
-from specs.errors import Interrupted, VerifierError
+from specs.bounds import CutBound
+from specs.errors import Interrupted, TrainingError, VerifierError
 from specs.records import NOT_TRAINED, Problem, Trajectory
 from specs.reward import Reward
 from tasks.episodes.agents import ToolLoopAgent
@@ -15,6 +17,8 @@ from tasks.evidence.judge import judge
 from tasks.loops.rollout_ledger import LOOSE, Part, RolloutLedger
 from tasks.protocols import Environment, Sampler, SamplingSettings, VerifierRun
 from tasks.tokens.template import Template
+
+LONGER = "raise agent.max_new_tokens or policy.init.max_length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,22 @@ def drift_notes(trajectories: Sequence[Trajectory]) -> list[str]:
     dropped = sum(NOT_TRAINED in t.tags for t in found)
     became = f"{dropped} of them do not train" if dropped else "their parts train as contexts of their own"
     return [f"token drift in {len(found)} of {len(trajectories)} trajectories: {became}"] if found else []
+
+
+def cut_notes(trajectories: Sequence[Trajectory], bound: CutBound, where: str) -> list[str]:
+    """Return a sentence with the share and the lengths where some were cut; TrainingError where too many were."""
+    run = [t for t in trajectories if t.status != "infrastructure"]
+    cut, ended = sum(t.status == "truncated" for t in run), [t for t in run if t.status == "finished"]
+    if not cut:
+        return []
+    share = f"{100 * cut / len(run):.0f} %"
+    if cut > bound.max_truncated * len(run):
+        raise TrainingError(
+            f"{where}: {share} of the trajectories were cut, max_truncated is {bound.max_truncated:g}; {LONGER}"
+        )
+    lengths = f"mean length {fmean(t.policy_tokens for t in run):.0f} tokens"
+    lengths += f", of those that finished {fmean(t.policy_tokens for t in ended):.0f}" if ended else ", none finished"
+    return [f"{cut} of {len(run)} trajectories ({share}) were cut ({lengths}); {LONGER}"]
 
 
 def check_invalid(trajectories: list[Trajectory], reward: Reward) -> Collected:

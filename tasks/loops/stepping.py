@@ -12,6 +12,7 @@ from specs.bounds import RolloutBounds
 from specs.errors import TrainingError
 from tasks.learning.checkpoints import Checkpoint, Pace
 from tasks.learning.rows import TrainingRow
+from tasks.loops.collect import LONGER
 from tasks.loops.fit import Hooks
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def check_cut(
 ) -> None:
     """Raise TrainingError where too many of a step's trajectories were cut; `curve` has the steps before it."""
     cut = figures["truncated"]
-    if cut < spec.max_truncated:
+    if cut <= spec.max_truncated:
         return
     told = f"step {len(curve)}: {100 * cut:.0f} % of the trajectories were cut, max_truncated is {spec.max_truncated:g}"
     recent = range(max(0, len(curve) - _RECENT), len(curve))
@@ -80,7 +81,7 @@ def check_cut(
             f"its turns since: lower optimizer.learning_rate (now {learning_rate:g}); "
             "a larger agent.max_new_tokens does not mend it"
         )
-    raise TrainingError(f"{told}; raise agent.max_new_tokens or policy.init.max_length")
+    raise TrainingError(f"{told}; {LONGER}")
 
 
 def fallen(curve: Sequence[dict[str, float]], learning_rate: float) -> str:

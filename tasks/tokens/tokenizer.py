@@ -56,6 +56,13 @@ class Tokenizer:
                 f"{name}: found the normalizer {data['normalizer'].get('type')!r}, expected none: text must decode to "
                 "exactly what was encoded; choose a model whose tokenizer has no normalizer"
             )
+        around = self._backend.encode("x")
+        if put := [t for t, added in zip(around.tokens, around.special_tokens_mask, strict=True) if added]:
+            raise ProgramError(
+                f"{name}: puts {', '.join(map(repr, put))} around every text by itself, expected nothing: templates place "
+                "every special token, so that whoever serves the policy with this tokenizer would give it one more than "
+                "it was trained with; choose a model whose tokenizer adds none"
+            )
 
     def _byte_table(self) -> list[bytes]:
         added = {i: t.content.encode() for i, t in self._backend.get_added_tokens_decoder().items()}

@@ -1,6 +1,7 @@
 """What moves a key and what does not."""
 
-from typing import Any
+import re
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,8 +9,13 @@ from hypothesis import strategies as st
 
 from flows.nodes import NODE_KINDS, key_params
 from flows.plan import same, save_bytes
+from specs.agents import ToolLoop
 from specs.algorithms import Algorithm
-from specs.shapes import members, shape_of
+from specs.base import Spec
+from specs.gates import Evaluation
+from specs.reward import Reward
+from specs.run import Budget, Run
+from specs.shapes import TAGS, Shape, field_shape, is_spec, members, shape_of
 from tests.flows.programs import SMALL, changed, closure, moved, nodes, plan, resolution
 
 QUICK = settings(
@@ -17,20 +23,44 @@ QUICK = settings(
 )
 BASE = plan()
 
-EXECUTION = st.fixed_dictionaries(
-    {},
-    optional={
-        "profile": st.sampled_from(["laptop", "server"]),
-        "threads": st.integers(1, 64),
-        "parallel": st.integers(1, 64),
-        "device": st.sampled_from(["cpu", "auto"]),
-        "micro_batch_tokens": st.integers(64, 100_000),
-        "rollout_batch": st.integers(1, 1024),
-        "agent_processes": st.integers(1, 256),
-        "checkpoint_seconds": st.floats(0.1, 1000),
-        "max_memory_gb": st.floats(500, 1000),
-    },
-)
+GIVEN: dict[str, st.SearchStrategy[Any]] = {
+    "max_memory_gb": st.floats(500, 1000),  # less is refused, as the nodes do not fit
+    "url": st.sampled_from(["http://127.0.0.1:8000", "http://[::1]:1/"]),
+    "arguments": st.lists(st.sampled_from(["--tensor-parallel-size=2", "--enforce-eager"])),
+}
+"""Fields of which few of the values that their types allow can be."""
+
+
+def settings_of(spec: type[Spec]) -> st.SearchStrategy[dict[str, Any]]:
+    """Return what a spec may hold: its tag, and any of its other fields."""
+    tags = {t: st.just(get_args(spec.model_fields[t].annotation)[0]) for t in TAGS if t in spec.model_fields}
+    others = {
+        n: GIVEN[n] if n in GIVEN else value_of(field_shape(f)) for n, f in spec.model_fields.items() if n not in tags
+    }
+    return st.fixed_dictionaries(tags, optional=others)
+
+
+def value_of(shape: Shape) -> st.SearchStrategy[Any]:
+    """Return the values of a field, by its type and bounds; one of another type has to be added here."""
+    if len(alternatives := members(shape)) > 1:
+        return st.one_of([value_of(a) for a in alternatives])
+    (one,) = alternatives
+    least = max([0, *(getattr(m, "ge", getattr(m, "gt", 0)) for m in one.limits)])
+    most = min([10_000, *(getattr(m, "le", 10_000) for m in one.limits)])
+    pattern = next((m.pattern for m in one.limits if getattr(m, "pattern", None)), ".+")
+    if is_spec(one.type):
+        return settings_of(one.type)
+    if get_origin(one.type) is Literal:
+        return st.sampled_from(get_args(one.type))
+    return {
+        bool: st.booleans(),
+        int: st.integers(least, most),
+        float: st.floats(least, most, exclude_min=True),
+        str: st.from_regex(re.compile(pattern, re.ASCII), fullmatch=True),
+    }[one.type]
+
+
+EXECUTION, BUDGET = settings_of(Run), settings_of(Budget)
 
 SCHEDULE = st.fixed_dictionaries(
     {"cron": st.sampled_from(["* * * * *", "0 3 * * mon-fri"])},
@@ -56,14 +86,25 @@ def test_when_it_runs_and_who_is_told_never_moves_a_key(when: dict[str, Any], to
     assert other.program_digest == BASE.program_digest
 
 
+TAUGHT = {
+    **SMALL,
+    "teachers": {"clerk": {"kind": "scripted", "environment": "desk", "gives": ["sample", "score"]}},
+    "routing": [{"teachers": {"clerk": 1.0}}],
+    "stages": [*SMALL["stages"], {"id": "learn", "algorithm": {"type": "from_teacher"}, "data": ["train"]}],
+}
+
+
+@pytest.mark.parametrize("written", [SMALL, TAUGHT], ids=["small", "taught"])
 @QUICK
-@given(run=EXECUTION, hours=st.floats(0.1, 100), about=st.text(max_size=20), tag=st.text(max_size=5))
-def test_an_execution_setting_never_moves_a_key(run: dict[str, Any], hours: float, about: str, tag: str):
-    data = {**SMALL, "run": run, "budget": {"wall_hours": hours}, "about": about, "tags": {"who": tag}}
-    other = plan(data)
-    assert moved(BASE, other) == set()
-    assert same(BASE, other)
-    assert other.program_digest == BASE.program_digest
+@given(run=EXECUTION, budget=BUDGET, about=st.text(max_size=20), tag=st.text(max_size=5))
+def test_an_execution_setting_never_moves_a_key(
+    written: dict[str, Any], run: dict[str, Any], budget: dict[str, Any], about: str, tag: str
+):
+    before = plan(written)
+    other = plan({**written, "run": run, "budget": budget, "about": about, "tags": {"who": tag}})
+    assert moved(before, other) == set()
+    assert same(before, other)
+    assert other.program_digest == before.program_digest
 
 
 # dotted path, another value, the nodes that read it
@@ -100,6 +141,41 @@ def test_a_change_moves_exactly_what_depends_on_it(path: str, value: Any, roots:
     if path.startswith("policy."):  # every node that holds the policy reads its spec
         readers |= {n.id for n in BASE if "policy" in n.params}
     assert moved(BASE, other) == closure(BASE, *readers)
+
+
+JUDGED = {
+    **SMALL,
+    "verifiers": {"state": {"kind": "environment_state"}, "tools": {"kind": "tool_trace"}},
+    "reward": {"outcome": {"state": 1.0}},
+}
+SECTIONS: dict[str, tuple[type[Spec], dict[str, Any]]] = {
+    "reward": (
+        Reward,
+        {
+            "floor": -2.0, "must": ["tools"], "outcome": {"state": 1.0, "tools": 0.5}, "soft": {"tools": 0.1},
+            "process_cap": 0.1, "process_per_call": 0.01, "process_per_error": -0.01, "per_extra_call": -0.01,
+            "on_truncation": -0.1, "repetition": {}, "max_invalid": 0.2,
+        },
+    ),
+    "evaluation": (Evaluation, {"samples": 2, "temperature": 0.5, "greedy": False, "confidence": 0.9}),
+    "agent": (ToolLoop, {"call_format": "nested", "max_new_tokens": 41}),
+}  # fmt: skip
+"""Sections that nodes hold as they are: the spec, and another value of each of its fields."""
+FIELDS = [(section, name, value) for section, (_, values) in SECTIONS.items() for name, value in values.items()]
+
+
+@pytest.mark.parametrize(("section", "name", "value"), FIELDS, ids=[f"{s}.{n}" for s, n, _ in FIELDS])
+def test_a_field_of_a_section_moves_the_nodes_that_hold_it(section: str, name: str, value: Any):
+    before = plan(JUDGED)
+    holding = [n.id for n in before if section in n.params]
+    assert holding
+    assert moved(before, plan(changed(JUDGED, f"{section}.{name}", value))) == closure(before, *holding)
+
+
+def test_every_field_of_these_sections_is_changed():
+    for section, (spec, values) in SECTIONS.items():
+        graph = {"kind", "sets", "at_the_end"}  # another agent, or other nodes
+        assert set(values) == set(spec.model_fields) - graph, section
 
 
 def test_the_environment_moves_what_runs_in_it():

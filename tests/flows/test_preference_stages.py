@@ -19,6 +19,8 @@ __all__ = ["base"]
 
 FAST = Optimizer(learning_rate=1e-3)
 PAIRING = Pairing(samples=6, at_least=4)
+CUT = {"max_truncated": 1.0}
+"""An untouched policy hardly ever ends a turn."""
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +126,12 @@ def test_fewer_pairs_than_a_step_takes_are_one_step_and_told(base, tmp_path, cho
 def test_too_few_pairs_stop_the_stage_with_the_reasons(base, tmp_path):
     _, at = base
     with pytest.raises(TrainingError, match=r"0 pairs of 24 problems.*no_success.*demonstrations first"):
-        preference.pairs(pairs_node(tmp_path, at, PAIRING, policy="init"))
+        preference.pairs(pairs_node(tmp_path, at, PAIRING.model_copy(update=CUT), policy="init"))
 
 
 def test_without_a_pair_a_stage_that_may_hands_its_policy_on(base, tmp_path):
     _, at = base
-    none = Pairing(samples=2, problems=4, at_least=0)
+    none = Pairing(samples=2, problems=4, at_least=0, max_truncated=1.0)
     made = pairs_node(tmp_path, at, none, policy="init")
     preference.pairs(made)
     trained = train_node(tmp_path, at, made.out, DPO(type="dpo", pairing=none))
@@ -190,7 +192,7 @@ def test_kto_learns_from_trajectories_without_a_partner(base, tmp_path):
 
 def test_too_few_of_a_side_stop_the_stage(base, tmp_path):
     _, at = base
-    alone = Pairing(samples=4, choose="alone", at_least=4)
+    alone = Pairing(samples=4, choose="alone", at_least=4, max_truncated=1.0)
     with pytest.raises(TrainingError, match=r"0 wanted and .* of either side. Too few are wanted: train on demonstr"):
         preference.pairs(pairs_node(tmp_path, at, alone, policy="init"))
 

@@ -1,11 +1,14 @@
+import io
 import json
 import logging
 import re
 
 import pytest
 import torch
+from rich.console import Console
 
 from flows.context import MetricSpool, NodeContext
+from flows.summary import view
 from flows.work import choosing, data, inputs, policy_gradient, supervised
 from specs.agents import ToolLoop
 from specs.algorithms import PolicyGradientAlgorithm
@@ -136,6 +139,26 @@ def test_sft_reports_what_trains_and_resumes_bit_for_bit(base, tmp_path, caplog)
     assert steps == list(range(1, rows["fit"]["steps"] + 1))
 
 
+def test_the_share_that_trains_of_every_source_is_printed(base, tmp_path):
+    _, at = base
+    sets = ("anchor", "repaired", "successes")
+    made = sft_node(tmp_path, "teach", at["data.demos"], at["init"])
+    made.params["data"] = dict.fromkeys(sets)
+    made.inputs.update({f"data.{name}": at["data.demos"] for name in sets})
+    found = supervised.sft(made).notes
+    assert list(read(made.out / "rows.json")["sources"]) == list(sets)
+    row = {"node": "teach", "status": "completed", "seconds": 1.0, "reason": "", "notes": found, "kind": "train.sft"}
+    data = dict.fromkeys(("champion", "report", "resume")) | {"nodes": [row], "gates": [], "held": [], "state": "ended"}
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(view(data | {"program": "p", "exit_code": 0}, []))
+    (line,) = [x for x in console.export_text().splitlines() if x.startswith("teach")]
+    for name, counts in read(made.out / "rows.json")["sources"].items():
+        assert (
+            f"{name} {100 * counts['trained_share']:.0f} % ({counts['trained']} of {counts['tokens']}, 160 rows)"
+            in line
+        )
+
+
 def test_what_was_dropped_to_keep_sets_apart_does_not_train(base, tmp_path):
     _, at = base
     first = json.loads((at["data.demos"] / "records.jsonl").read_text().splitlines()[0])
@@ -209,7 +232,7 @@ def test_a_loss_of_a_few_problems_is_no_reason_to_end_the_rounds(base, tmp_path)
 def test_rft_without_a_success_names_the_ways_out(base, tmp_path):
     _, at = base
     inputs = {"policy": at["init"], "data.train": at["data.train"]}
-    params = JUDGED | ROLL | {"algorithm": RFT(type="rft", samples=1), "round": 1}
+    params = JUDGED | ROLL | {"algorithm": RFT(type="rft", samples=1, max_truncated=1.0), "round": 1}
     with pytest.raises(TrainingError, match="demonstrations first"):
         supervised.collect(node(tmp_path, "collect1", inputs, params))
 

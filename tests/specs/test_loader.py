@@ -123,6 +123,47 @@ def test_mistakes_come_in_the_order_of_the_file_and_names_are_checked_too(tmp_pa
     assert lines[1].endswith("did you mean demos?")
 
 
+@pytest.mark.parametrize(
+    ("typo", "at"),
+    [
+        (("group_size: 8", "group_sise: 8"), "stages[1].algorithm.group_sise: unknown key; did you mean group_size?"),
+        (("seed: 17\n", "seed: 17\nnonsense: 1\n"), "nonsense: unknown key, expected program"),
+        (("type: sft", "type: sft\n      xyzzy: 1"), "stages[0].algorithm.xyzzy: unknown key, expected type"),
+    ],
+)
+def test_an_unknown_key_alone_hides_no_mistake_across_sections(tmp_path: Path, typo: tuple[str, str], at: str) -> None:
+    lines = mistakes(
+        tmp_path,
+        typo,
+        ("data: [demos]", "data: [demos]\n    else_first: rft"),
+        ("data: [train]", "data: [golden]"),
+        ("set: golden", "set: desk.hidden"),
+    )
+    assert any(at in line for line in lines)
+    told = [line for line in lines if "unknown key" not in line]
+    assert [line.split(" ")[1] for line in told] == [
+        "stages[0].else_first:",
+        "stages[1].data[0]:",
+        "gates.ship.require[0].set:",
+    ]
+    assert "whose role is golden" in told[1]
+    assert "which is not evaluated" in told[2]
+
+
+def test_a_misspelt_section_is_looked_at_under_the_name_that_it_has(tmp_path: Path) -> None:
+    lines = mistakes(tmp_path, ("stages:", "stagse:"), ("data: [train]", "data: [golden]"))
+    assert [line.split(" ")[1] for line in lines] == ["stagse:", "stagse[1].data[0]:"]
+    assert "x.yaml:23:12 " in lines[1]
+
+
+def test_what_was_left_out_with_a_key_is_no_mistake_of_its_map(tmp_path: Path) -> None:
+    two = ("verifiers:\n", "verifiers:\n  tools: {kind: tool_trace}\n")
+    alone = mistakes(tmp_path, two, ("stages:", "reward: {floor: -1}\nstages:"))
+    assert any("reward: outcome is missing" in line for line in alone)
+    lines = mistakes(tmp_path, two, ("stages:", "reward: {floor: -1, decides: {tools: 1}}\nstages:"))
+    assert [line.split(" ")[1] for line in lines] == ["reward.decides:"]
+
+
 def test_missing_file_and_directory(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match=r"nope.yaml: no such file; check the path"):
         load_program(tmp_path / "nope.yaml")

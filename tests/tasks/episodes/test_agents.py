@@ -108,6 +108,22 @@ def test_every_malformed_action_of_a_text_has_its_label(text, error):
     assert call.error is not None or call.arguments == {"q": "x"}
 
 
+WRITTEN = {
+    FLAT: '{"tool":"search","q":"x"}',
+    NESTED: '{"name": "search", "arguments": {"q": "x"}}',
+    REACT: 'Thought: look it up\nAction: search\nAction Input: {"q": "x"}',
+}
+
+
+@pytest.mark.parametrize("agent", WRITTEN, ids=lambda a: a.spec.call_format)
+@pytest.mark.parametrize("around", ["```json\n{}\n```", "For example:\n```\n{}\n```\nDone.", "`{}`", "{}\n```"])
+def test_a_call_that_is_shown_in_a_fence_is_no_call(agent, around):
+    """KP-VER-11: no format declares fences, so that what stands in one is an example."""
+    call = agent.parse(around.replace("{}", WRITTEN[agent]), [SEARCH])
+    assert (call.name, call.arguments, call.error) == ("", {}, "malformed_json")
+    assert agent.parse(WRITTEN[agent], [SEARCH]).error is None
+
+
 def test_huge_inputs_are_refused_at_once():
     start = time.perf_counter()
     for text in ("[" * 1_000_000, '{"a":' * 300_000, '{"tool":"search","q":' + "1" * 10_000_000 + "}", '"' * 3_000_000):

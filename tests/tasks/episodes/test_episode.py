@@ -1,16 +1,19 @@
 """Episodes: statuses, sources, malformed calls, failing worlds, and what a run owes (KP-ROLL-01, 04, 05; KP-TOK-01, 06)."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
 from specs.errors import DataError, Interrupted, ProgramError, RolloutError
-from specs.records import Source
+from specs.records import Observation, Source
+from specs.verifiers import ToolCalls
 from tasks.episodes.driver import identical_completions, run_episodes, watch_episode
 from tasks.episodes.episode import Episode, EpisodeSetting
 from tasks.episodes.local import LocalSampler
 from tasks.episodes.render import render_demonstration
+from tasks.evidence.verifiers import verifier_for
 from tasks.protocols import Completion, SamplingSettings
 from tests.tasks.episodes.counter_world import (
     AGENT,
@@ -57,6 +60,19 @@ def test_statuses(texts, status, turns):
     assert environment.opened[0].closed == 1
     assert t.final_state == {"count": environment.opened[0].count}
     assert (t.answer == "2") == (status == "finished")
+
+
+def test_a_call_in_a_fence_is_not_carried_out_and_no_verifier_counts_it():
+    fenced = f"```json\n{ADD}\n```"
+    (t,), environment, _ = script(fenced, END)
+    assert environment.opened[0].count == 0
+    assert t.turns[0].observation == Observation({"error": "malformed_json"}, is_error=True)
+    calls = [{"name": "add", "arguments": {"n": [2]}}, {"name": "finish", "arguments": {"answer": ["2"]}}]
+    wanted = replace(problem(0), expected={"calls": calls})
+    verifier = verifier_for("calls", ToolCalls(kind="tool_calls"))
+    assert verifier.verify(t, wanted).evidence["reason"] == "missing_call"
+    (same,), _, _ = script(ADD, END)
+    assert verifier.verify(same, wanted).passed
 
 
 def test_a_cut_completion_is_never_an_answer():

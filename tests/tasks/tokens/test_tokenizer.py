@@ -1,4 +1,4 @@
-"""Tokenizers: exact both ways, no special id from text, characters over several tokens (KP-TOK-07)."""
+"""Tokenizers: exact both ways, no special id from text, characters over several tokens (KP-TOK-03, 07)."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, normalizers
+from tokenizers import models, normalizers, processors
 
 from specs.errors import ProgramError, StateError
 from specs.policy import BPETokenizer
@@ -111,6 +111,16 @@ def test_other_kinds_and_damage_are_refused(tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(ProgramError, match="normalizer"):
         Tokenizer.load(path)
+    for single, put in (("<|user|> $A", r"puts '<\|user\|>' around every text"), ("$A <|end|>", r"puts '<\|end\|>'")):
+        backend = Backend.from_str(TOKENIZER.to_json())
+        marks = [(m, backend.token_to_id(m)) for m in ("<|user|>", "<|end|>")]
+        backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=marks)
+        backend.save(str(path))
+        with pytest.raises(ProgramError, match=put + r".*serves the policy .* one more than it was trained with"):
+            Tokenizer.load(path)
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.save(str(path))
+    assert Tokenizer.load(path).encode("a b") == TOKENIZER.encode("a b")
     path.write_text(TOKENIZER.to_json()[:-200])
     with pytest.raises(StateError, match=r"tokenizer\.json.*damaged"):
         Tokenizer.load(path)
