@@ -16,7 +16,9 @@ _IN_ROUND = re.compile(r"^round(\d+)\.|@(\d+)(?:\.|$)")
 Json = dict[str, Any]
 
 _TRAINING_ONLY = ("algorithm.epochs", "algorithm.batch", "algorithm.optimizer", "algorithm.aggregation")
-_SAMPLING = "samples problems rounds temperature threshold top_k band distinct diversity max_tool_errors min_gain max_truncated"
+_SAMPLING = (
+    "samples problems rounds temperature threshold top_k band distinct diversity max_tool_errors min_gain max_truncated"
+)
 _WEIGHING_ONLY = tuple(f"algorithm.{name}" for name in ("reward_temperature", "among", "max_weight", "denominator"))
 _PAIRING = ("samples", "problems", "temperature", "choose", "rejected", "margin", "max_truncated")
 _PAIRING_ONLY = tuple(f"algorithm.pairing.{name}" for name in _PAIRING)
