@@ -262,6 +262,7 @@ def test_a_clone_without_a_dvc_remote_says_what_is_missing(
     datasets.publish(home, [item(home, "demos", "three, the last\n")], "m", say=print)
     git(project, "push", "-q", str(clone.parent / "origin.git"), "data")
     git(clone, "fetch", "-q")
+    git(clone, "remote", "rename", "origin", "team")  # the branch of any remote is read
     told = command(capsys, "checkout", "demos", "three", code=5)
     assert "p/demos v3: " in told
     assert "is missing, and no DVC remote is named to fetch it from" in told
