@@ -28,7 +28,8 @@ from tasks.learning.divergences import (
 from tasks.learning.head import arithmetic
 
 CHUNK_NUMBERS = 2_000_000
-"""Logits of one model that exist at a time."""
+MOST_NUMBERS = 8_000_000
+"""Logits of one model that exist at a time, and at most: a wide body takes more of them, see `_rows_at_a_time`."""
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ class _Chunked(torch.autograd.Function):
         found.divergence_N, found.logprobs_N, found.entropy_N = (
             torch.zeros(count, device=states_ND.device) for _ in range(3)
         )
-        loss, size = torch.zeros((), device=states_ND.device), max(16, CHUNK_NUMBERS // weight_VD.shape[0])
+        loss, size = torch.zeros((), device=states_ND.device), _rows_at_a_time(*weight_VD.shape)
         for i in range(0, count, size):
             part = slice(i, i + size)
             states, weights = states_ND[part].detach().to(dtype), asked.weights_N[part].float()
@@ -158,6 +159,11 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         to_states, to_weight = ctx.saved_tensors
         return to_states * gradients[0], (to_weight * gradients[0]).to(ctx.head_type), None, None
+
+
+def _rows_at_a_time(vocabulary: int, width: int) -> int:
+    """Return the tokens of a chunk: each chunk passes over the head's whole gradient, (V, D), beside its own (N, V)."""
+    return max(16, CHUNK_NUMBERS // vocabulary, min(width // 2, MOST_NUMBERS // vocabulary))
 
 
 def _chunk(

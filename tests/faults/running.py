@@ -129,6 +129,7 @@ def redone(home: Path) -> int:
                 assert step in begins, f"{node} began again at step {step}, with {saved} saved and {last} trained"
                 assert last + 1 - step <= EVERY
                 again += last + 1 - step
+                saved = step - 1
             else:
                 assert step == last + 1
             process, last = pid, step

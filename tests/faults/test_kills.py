@@ -180,8 +180,9 @@ def test_fm_03_killed_at_the_first_second_third_durable_step_and_so_on(tmp_path:
     _settle(tmp_path / "home", chain, kills)
 
 
-LEAST_KILLS = {"rename": 12, "fsync": 12, "renameat2": 2}
-"""Calls of each kind that one run makes at the least; folders are exchanged when a checkpoint takes another's place."""
+LEAST_KILLS = {"rename": 8, "fsync": 12, "renameat2": 2}
+"""Kills that the witness must come to. A process makes up to 28 renames, fewer the more the killed ones before it left
+behind; folders are exchanged when a checkpoint takes another's place."""
 
 
 @pytest.mark.slow
@@ -197,10 +198,10 @@ def test_fm_03_killed_at_the_nth_system_call(call: str, tmp_path: Path, chain: d
         if code == 0:
             break
         assert code in (-signal.SIGKILL, 128 + signal.SIGKILL, 5), out + err
+        assert code != 5 or "SIGKILL" in out + err, out + err  # a node fails for no other reason
         wait_until(lambda: not live_children(home), 3.0)
         scan(home)
         kills += 1
-        assert kills < 400, "it never gets through"
     assert kills >= LEAST_KILLS[call]
     _settle(home, chain, kills)
 
