@@ -119,7 +119,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         "train.opd", 4, "flows.work.opd:train", True, estimates_of_opd.opd, (*_PLACES, "access"), trains=True
     ),
     NodeKind(
-        "teach", 3, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn"),
+        "teach", 3, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn", "downgrades"),
         needs=("rollouts",),
     ),
     NodeKind("rollouts", 1, "flows.work.lessons:rollouts", True, estimates_of_ladder.rollouts, _PLACES),

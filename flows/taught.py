@@ -46,8 +46,8 @@ def signal_of(graph: Graph, stage: Stage, spec: TaughtAlgorithm) -> Signal:
     found = choice(graph.program, spec).signal
     if found is None:
         raise ProgramError(
-            f"{graph.program.program}: stage {stage.id}: no signal that {', '.join(spec.usable)} names is given by all its "
-            "teachers; see `tutelage check`"
+            f"{graph.program.program}: stage {stage.id}: its teachers give no one signal of {', '.join(spec.usable)}; see "
+            "`tutelage check`"
         )
     return found
 

@@ -1,6 +1,7 @@
 """The node that asks black-box teachers about a node's rollouts: its params, and what it costs. Pure.
 
-`access` says how teachers are reached and what may be spent; like the budget it is no part of any key.
+`access` says how teachers are reached and what may be spent, `downgrades` which finer signals were not to be had; like the
+budget they are no part of any key.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from specs.program import Program
 from specs.prompting import CURRENT
 from specs.routing import Signal
 from specs.stages import Stage
-from specs.teacher_references import named
+from specs.teacher_references import choice, named
 
 ACCESS = (
     "base_url", "url", "unencrypted", "api_key", "stream", "top_k", "limits", "price", "cap_usd", "cap_calls", "failure_share",
@@ -58,6 +59,7 @@ def add_teach(
         "data": list(stage.data),
         "drawn": drawn,
         "access": {"program": program.program, "teachers": access, "teacher_usd": program.budget.teacher_usd},
+        "downgrades": list(choice(program, learner).downgrades),
     }
     if signal == "sample":  # corrections are tried in the world
         params |= {"verifiers": graph.verifiers, "reward": dump(graph.reward)}

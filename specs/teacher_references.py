@@ -22,23 +22,54 @@ _LONG = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The signal that a stage learns from, its teachers, and why it is no finer one."""
+class Finest:
+    """What the teachers are asked for to which one rule sends problems, and why it is nothing finer."""
 
-    signal: Signal | None
-    """None where there is none that all teachers give and the stage can use."""
+    place: str
+    """The rule, as `routing[0]`; empty where the stage names its teachers itself, or there is only one."""
     teachers: tuple[str, ...]
-    downgrades: tuple[str, ...] = ()
-    """A sentence for each finer signal that the stage could use and some teacher does not give."""
+    signal: Signal | None
+    """None where there is none that all of them give and the stage can use."""
+    lacking: tuple[str, ...] = ()
+    """A sentence for each finer signal that the stage could use and some of them do not give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The signal that a stage learns from, by the rules that it asks by."""
+
+    rules: tuple[Finest, ...]
+
+    @property
+    def signal(self) -> Signal | None:
+        """Return the signal of all rules; None where one has none, or two have different ones."""
+        found = {rule.signal for rule in self.rules}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """Return the teachers of all rules, each once."""
+        return tuple(dict.fromkeys(name for rule in self.rules for name in rule.teachers))
+
+    @property
+    def downgrades(self) -> tuple[str, ...]:
+        """Return a sentence for each finer signal that a rule's teachers do not give, with the rule where there are several."""
+        several = len(self.rules) > 1
+        return tuple(f"{r.place}: {text}" if several else text for r in self.rules for text in r.lacking)
 
 
 def named(program: Program, learner: Any) -> dict[str, float]:
     """Return the teachers that a learner names, or that the routing has for any problem, with their weights."""
+    return {name: w for _, weights in _asked_by(program, learner) for name, w in weights.items()}
+
+
+def _asked_by(program: Program, learner: Any) -> list[tuple[str, dict[str, float]]]:
+    """Return the rules that a learner asks by: their places, and their teachers with their weights."""
     if learner.teachers is not None:
-        return dict(learner.teachers)
+        return [("", dict(learner.teachers))]
     if not program.routing and len(program.teachers) == 1:
-        return dict.fromkeys(program.teachers, 1.0)
-    return {name: w for rule in program.routing for name, w in rule.teachers.items()}
+        return [("", dict.fromkeys(program.teachers, 1.0))]
+    return [(f"routing[{i}]", dict(rule.teachers)) for i, rule in enumerate(program.routing) if rule.teachers]
 
 
 def usable(learner: Any) -> tuple[Signal, ...]:
@@ -47,16 +78,20 @@ def usable(learner: Any) -> tuple[Signal, ...]:
 
 
 def choice(program: Program, learner: Any) -> Choice:
-    """Return the finest signal that all its teachers give and the learner can use."""
-    teachers = [t for t in named(program, learner) if t in program.teachers]
+    """Return the finest signal that the learner can use and all teachers give to whom a rule sends problems, by rule."""
+    wanted = sorted(usable(learner), key=LADDER.index)
+    return Choice(tuple(_finest(program, wanted, *rule) for rule in _asked_by(program, learner)))
+
+
+def _finest(program: Program, wanted: Sequence[Signal], place: str, names: Iterable[str]) -> Finest:
+    teachers = tuple(t for t in names if t in program.teachers)
     told: list[str] = []
-    for signal in sorted(usable(learner), key=LADDER.index):
+    for signal in wanted:
         lacking = [t for t in teachers if signal not in program.teachers[t].gives]
         if teachers and not lacking:
-            return Choice(signal, tuple(teachers), tuple(told))
-        if lacking:
-            told.append(f"{signal} is not given by {listed(lacking)}")
-    return Choice(None, tuple(teachers), tuple(told))
+            return Finest(place, teachers, signal, tuple(told))
+        told += [f"{signal} is not given by {listed(lacking)}"] if lacking else []
+    return Finest(place, teachers, None, tuple(told))
 
 
 def learners(program: Program) -> Iterator[tuple[KeyPath, Any]]:
@@ -281,7 +316,7 @@ def _learner(c: Checks, path: KeyPath, learner: Any) -> None:
         _own_tokens(c, path, learner, asked)
         can_be_compared(c, path, learner, asked)
     if found.signal is None and found.teachers:
-        _nothing_to_learn(c, at, learner, found)
+        _no_one_signal(c, at, learner, found)
     elif found.signal in _WHOLE and isinstance(learner, Taught) and _longest(program) >= _LONG:
         text = f"learns from {found.signal}, which says one thing about up to {_longest(program)} turns"
         c.odd(path, f"{text}; a teacher that gives critique or action says which turn it is about")
@@ -328,10 +363,22 @@ def _come_before(c: Checks, path: KeyPath, asked: Iterable[str]) -> None:
             c.wrong(("teachers", name, "of"), f"{text} {listed([*before, *_FROZEN])}")
 
 
-def _nothing_to_learn(c: Checks, at: KeyPath, learner: Any, found: Choice) -> None:
+def _no_one_signal(c: Checks, at: KeyPath, learner: Any, found: Choice) -> None:
+    """Report rules whose teachers give nothing that the stage can use, or different things, which are no one loss."""
     gives: Mapping[str, Any] = {t: list(c.program.teachers[t].gives) for t in found.teachers}
-    words = "; ".join(f"{t} gives {', '.join(g)}" for t, g in gives.items())
-    c.wrong(at, f"needs {listed(usable(learner))}, but {words}; {_way_out(learner, gives)}")
+    silent = [rule for rule in found.rules if rule.signal is None and rule.teachers]
+    for rule in silent:
+        own = {t: gives[t] for t in rule.teachers}
+        words = "; ".join(f"{t} gives {', '.join(g)}" for t, g in own.items())
+        where = f"{rule.place}: " if len(found.rules) > 1 else ""
+        c.wrong(at, f"{where}needs {listed(usable(learner))}, but {words}; {_way_out(learner, own)}")
+    if silent or not all(rule.teachers for rule in found.rules):
+        return  # told above, or elsewhere
+    told = ", ".join(f"{r.place} gives {r.signal} (of {listed(r.teachers)})" for r in found.rules if r.teachers)
+    shared = [s for s in sorted(usable(learner), key=LADDER.index) if all(s in given for given in gives.values())]
+    write = f"write signal: {shared[0]}, which all of them give, or" if shared else "write"
+    text = f"would train on different signals, which are no one loss: {told};"
+    c.wrong(at, f"{text} {write} a stage for each, with teachers and problems (data, where) of its own")
 
 
 def _way_out(learner: Any, gives: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Body of the node that asks black-box teachers about another node's rollouts.
 
-Writes `signals.jsonl` (one answer a line), `signals.json` (counts, scorecard) and `notes/calls.jsonl` (what was paid for them).
+Writes `signals.jsonl` (one answer a line), `signals.json` (counts, scorecard), `notes/calls.jsonl` (what was paid for them)
+and `notes/signal.json` (why it is this signal and no finer one).
 """
 
 import json
@@ -66,9 +67,13 @@ def teach(node: NodeContext) -> Outcome:
     write_rows(node.out / "signals.jsonl", signals)
     lines = list(ledger.lines(c for s in signals for c in s.calls))
     _write_calls(node.out / "notes" / "calls.jsonl", lines)
+    lacking = node.params.get("downgrades", [])
+    write_json(node.out / "notes" / "signal.json", {"signal": node.params["signal"], "no_finer": lacking})
     told = _summary(node, signals, skipped, routed, evidence)
     write_json(node.out / "signals.json", told)
     done = _outcome(signals, told, desk, ledger.paid())
+    if lacking:
+        done.notes.append(f"signal {node.params['signal']}; no finer one: {', '.join(lacking)}")
     if any(r.history is not None for r in routes) and not tally:
         done.notes.append("routing: history counts nothing here, as no earlier answer was compared with verifiers")
     return done

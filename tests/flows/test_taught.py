@@ -83,6 +83,8 @@ def test_auto_takes_the_finest_signal_and_says_what_was_missing(gives, goal, sig
     words = made.details["losses"]["s0"]["words"]
     assert f"signal {signal} " in words
     assert (f"no finer signal: {missing} is not given by who" in words) is bool(missing)
+    told = nodes(made)["s0.teach1"].params["downgrades"]
+    assert [t.partition(" ")[0] for t in told][:1] == ([missing] if missing else [])
 
 
 def test_another_teacher_makes_the_same_stage_one_of_token_level_distillation():

@@ -221,8 +221,12 @@ def test_rules_send_problems_to_their_teachers(tmp_path: Path, drawn: Any) -> No
     inputs, _ = drawn
     roster = {"mails": CLERK, "others": CLERK | {"noise": 1.0}}
     routing = [{"when": "problem.type == 'mail'", "teachers": {"mails": 1.0}}, {"teachers": {"others": 1.0}}]
-    context = made(tmp_path, "routed", inputs, "score", roster, routing=routing)
+    lacking = ["routing[0]: critique is not given by mails"]
+    context = made(tmp_path, "routed", inputs, "score", roster, routing=routing, downgrades=lacking)
     done = teach(context)
+    assert f"signal score; no finer one: {lacking[0]}" in done.notes
+    told_of = json.loads((context.out / "notes" / "signal.json").read_text())
+    assert told_of == {"signal": "score", "no_finer": lacking}
     assert {(s.problem_type == "mail") == (s.teacher == "mails") for s in signals(context)} == {True}
     assert set(told(context)["by_default"]) <= {"stock", "place"}
     assert any(n.startswith("routing: the last rule decided for") for n in done.notes)

@@ -132,13 +132,43 @@ def test_teachers_that_nobody_asks_are_named(tmp_path: Path) -> None:
     assert used_teachers(loaded.program) == ["clerk"]
 
 
-def test_the_finest_signal_that_all_teachers_give_is_taken(tmp_path: Path) -> None:
-    routing = "  - {when: \"problem.type == 'mail'\", teachers: {closed: 1}}\n  - {teachers: {clerk: 1}}\n"
-    program = load(tmp_path, *teachers(CLERK, CLOSED, routing=routing)).program
+ROUTING = "  - {when: \"problem.type == 'mail'\", teachers: {closed: 1}}\n  - {teachers: {clerk: 1}}\n"
+
+
+def test_the_finest_signal_that_all_teachers_of_a_rule_give_is_taken(tmp_path: Path) -> None:
+    roster = (CLERK, CLOSED.replace("[sample", "[rank, sample"))
+    program = load(tmp_path, *teachers(*roster, routing=ROUTING)).program
     found = choice(program, program.stages[2].algorithm)
-    assert (found.signal, set(found.teachers)) == ("sample", {"clerk", "closed"})
-    assert "rank is not given by closed" in found.downgrades
+    assert (found.signal, found.teachers) == ("rank", ("closed", "clerk"))
+    assert [(r.place, r.teachers, r.signal) for r in found.rules] == [
+        ("routing[0]", ("closed",), "rank"),
+        ("routing[1]", ("clerk",), "rank"),
+    ]
+    assert "routing[1]: action is not given by clerk" in found.downgrades
     assert used_teachers(program) == ["clerk", "closed"]
+    both = ROUTING.replace("{clerk: 1}", "{clerk: 1, closed: 1}")
+    program = load(tmp_path, *teachers(CLERK, CLOSED, routing=both)).program
+    found = choice(program, program.stages[2].algorithm)
+    assert found.signal == "sample"
+    assert "routing[1]: rank is not given by closed" in found.downgrades
+
+
+def test_rules_that_give_different_signals_are_no_one_loss(tmp_path: Path) -> None:
+    told = "\n".join(mistakes(tmp_path, *teachers(CLERK, CLOSED, routing=ROUTING)))
+    assert "routing[0] gives sample (of closed), routing[1] gives rank (of clerk); write signal: sample, which" in told
+    old = "old: {kind: earlier_self}"
+    told = "\n".join(mistakes(tmp_path, *teachers(CLERK, old, routing=ROUTING.replace("closed", "old"))))
+    assert "routing[0] gives logprobs (of old), routing[1] gives rank (of clerk); write a stage for each" in told
+    same = LEARNS.replace("from_teacher", "from_teacher, signal: sample")
+    program = load(tmp_path, *teachers(CLERK, CLOSED, routing=ROUTING, learns=same)).program
+    assert choice(program, program.stages[2].algorithm).signal == "sample"
+
+
+def test_a_rule_whose_teachers_give_nothing_is_named(tmp_path: Path) -> None:
+    lame = CLOSED.replace("sample, ", "")
+    told = "\n".join(mistakes(tmp_path, *teachers(CLERK, lame, routing=ROUTING)))
+    assert "routing[0]: needs logprobs, action, rank or sample, but closed gives score; ask others" in told
+    assert "no one loss" not in told
 
 
 def test_a_signal_about_the_whole_is_warned_of_where_trajectories_are_long(tmp_path: Path) -> None:
