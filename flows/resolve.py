@@ -29,6 +29,7 @@ from flows.resolution import (
     used_data,
     wanted_aliases,
 )
+from flows.teacher_tokens import check_tokens
 from flows.weights import adapter, find, look, tokenizer
 from specs.data import PoolData, ProblemFile
 from specs.environments import BFCL
@@ -103,6 +104,7 @@ def resolve(
         machine=_machine(program),
         code=code_digest(program),
     )
+    check_tokens(program, seen.weights, seen.teachers, lambda text: Path(expand(text, environ)), where)
     same = last is not None and not refresh and same_outside(last, seen, _variables_that_count(program))
     return _with_names(seen, program, state_view, last if same else None)
 

@@ -12,7 +12,7 @@ from specs.served_teacher import ServedModelTeacher
 from tasks.files import write_durable, write_json
 from tasks.learning.opening import Over, System, in_policy_tokens
 from tasks.policy.foreign import frame_name
-from tasks.policy.gguf_model import read_tokenizer
+from tasks.policy.gguf_tokenizer import read_tokenizer
 from tasks.policy.store import LoadedPolicy
 from tasks.protocols import TokenTeacher
 from tasks.teachers.client_scores import Circumstances, ScoresClient

