@@ -133,10 +133,12 @@ def details(program: Program, reward: Reward) -> dict[str, object]:
 def _loss(stage: Stage, adapter: LoRA | None, program: Program) -> dict[str, str]:
     taught = isinstance(stage.algorithm, FromTeacher | SoftLabel | ActionDistill)
     asked = choice(program, stage.algorithm) if taught else None
-    equation, words = effective_loss(stage.algorithm, asked.signal if asked else None)
+    told = [effective_loss(stage.algorithm, s) for s in (asked.signals if asked else ()) or (None,)]
+    equation, words = told[0][0], "; and ".join(words for _, words in told)
     if asked is not None:
         words += f"; asks {', '.join(asked.teachers)}"
-        words += f"; no finer signal: {', '.join(asked.downgrades)}" if asked.downgrades else ""
+        lacking = asked.downgrades()
+        words += f"; no finer signal: {', '.join(lacking)}" if lacking else ""
     if isinstance(stage.data, dict) and len(stage.data) > 1:
         what = "the rows of an epoch" if isinstance(stage.algorithm, SFT) else "the problems"
         words += f"; of {what} {_mixture(stage)}"

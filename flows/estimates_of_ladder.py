@@ -20,8 +20,9 @@ def lessons(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
 
 
 def corrected(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
-    """Estimate training on corrections, if every problem has one."""
-    return _fit(params, sizes, 1)
+    """Estimate training on corrections, if every problem has one, or all that are asked for of one failure."""
+    rule = params["rule"]
+    return _fit(params, sizes, rule["samples"] if rule.get("keep") == "all" else 1)
 
 
 def listwise(params: Mapping[str, Any], sizes: Sizes) -> Estimate:

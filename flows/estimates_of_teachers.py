@@ -22,9 +22,9 @@ def calls(params: Mapping[str, Any], sizes: Sizes) -> float:
         case "rank":
             return problems * (2 if asking["swaps"] else 1)
         case "sample":
-            return problems * min(asking["per_problem"], drawn["samples"])
+            return problems * min(asking["per_problem"], drawn["samples"]) * asking.get("samples", 1)
         case "action":
-            return problems * asking["states"]
+            return problems * asking["states"] * (2 if asking.get("form") == "rank" and asking["swaps"] else 1)
         case _:
             return problems * drawn["samples"]
 
@@ -32,7 +32,9 @@ def calls(params: Mapping[str, Any], sizes: Sizes) -> float:
 def teach(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     """Estimate the questions about a node's rollouts, as if the dearest rule of the routing were for all of them."""
     count = calls(params, sizes)
-    rules = [_rule(params, sizes, count, rule["teachers"]) for rule in params["routing"] if rule["teachers"]]
+    own = params.get("rules", range(len(params["routing"])))
+    asking = [params["routing"][i]["teachers"] for i in own if params["routing"][i]["teachers"]]
+    rules = [_rule(params, sizes, count, teachers) for teachers in asking]
     by_teacher: dict[str, tuple[float, float]] = {}
     for asked, _ in rules:
         for name, (sent, usd) in asked.items():

@@ -62,7 +62,10 @@ def _of_signal(spec: FromTeacher, signal: Signal | None, drawn: str) -> tuple[st
 def _corrections(spec: FromTeacher, drawn: str) -> tuple[str, str]:
     rule = spec.corrections
     what = "all its turns" if rule.kept_turns else "the teacher's turns"
-    words = f"signal sample of failures among {drawn}: corrections, played in the episode's world and verified"
+    each = f"{rule.samples} corrections of each" if rule.samples > 1 else "corrections"
+    words = f"signal sample of failures among {drawn}: {each}, played in the episode's world and verified"
+    if rule.samples > 1:
+        words += ", all that hold and differ" if rule.keep == "all" else ", the best that holds"
     if rule.learn == "sft":
         return "L = - sum w log pi(token)", f"{words}; over {what}, every token the same"
     equation, terms = preference_loss(preferring(rule.prefer, spec))
@@ -85,12 +88,14 @@ def _listwise(spec: Listwise) -> tuple[str, str]:
 def _actions(spec: Actions, drawn: str) -> tuple[str, str]:
     where = "where the samples differ most" if spec.choose == "disagreed" else "from the first on"
     words = f"signal action in at most {spec.states} states of {drawn}, {where}"
+    ranked = spec.form == "rank"
+    if ranked:
+        words += ", in order" + (" and in both orders of showing" if spec.swaps else "")
     if spec.learn == "best":
-        return (
-            "L = - mean log pi(call)",
-            f"{words}: the call that the teacher would make, unless it scored it below {spec.least_score:g}",
-        )
+        unless = "it stands below another" if ranked else f"it scored it below {spec.least_score:g}"
+        return "L = - mean log pi(call)", f"{words}: the call that the teacher would make, unless {unless}"
     equation, terms = _listwise(spec.listwise)
+    terms += "; score = share of the others that a call stands above" if ranked else ""
     return equation, f"{words}: at most {spec.candidates} calls of the policy and the teacher's own; {terms}"
 
 

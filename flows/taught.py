@@ -1,5 +1,6 @@
 """Stages that learn from a teacher's words: rollouts, questions, what is taken from the answers, training. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flows.distilling import add_opd
@@ -8,11 +9,13 @@ from flows.nodes import Json, node_seed
 from flows.teaching import add_teach
 from specs.distillation import OPD
 from specs.errors import ProgramError
-from specs.ladder import ActionDistill, Asking, Draws, Fit, FromTeacher, Preferring, SoftLabel, TaughtAlgorithm
+from specs.ladder import ActionDistill, Asking, Draws, Fit, FromTeacher, Preferring, Rubric, SoftLabel, TaughtAlgorithm
 from specs.preference import DPO, IPO, ORPO, Pairing
 from specs.routing import Signal
 from specs.stages import Stage
 from specs.teacher_references import choice
+
+_PLAIN: Json = {"form": "score", "samples": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +35,22 @@ class Learning:
 
 def add_taught(graph: Graph, stage: Stage, spec: TaughtAlgorithm, policy: str) -> str:
     """Add the rounds of a stage and return the node of its policy."""
-    signal = signal_of(graph, stage, spec)
-    if signal == "logprobs":
+    signals = signals_of(graph, stage, spec)
+    if signals == ("logprobs",):
         return add_opd(graph, stage.model_copy(update={"algorithm": as_opd(graph, stage, spec)}), policy)
-    learning = learning_of(spec, signal)
+    learnings = [learning_of(spec, signal) for signal in signals]
     for number in range(1, spec.rounds + 1):
-        policy = _round(graph, stage, spec, learning, policy, number)
+        policy = _round(graph, stage, spec, learnings, policy, number)
     return policy
 
 
-def signal_of(graph: Graph, stage: Stage, spec: TaughtAlgorithm) -> Signal:
-    """Return the signal that a stage learns from. ProgramError where its teachers have none for it."""
-    found = choice(graph.program, spec).signal
-    if found is None:
+def signals_of(graph: Graph, stage: Stage, spec: TaughtAlgorithm) -> tuple[Signal, ...]:
+    """Return the signals that a stage learns from by one loss. ProgramError where its teachers give none, or others."""
+    found = choice(graph.program, spec).signals
+    if not found or spec.apart(found) is not None:
         raise ProgramError(
-            f"{graph.program.program}: stage {stage.id}: its teachers give no one signal of {', '.join(spec.usable)}; see "
-            "`tutelage check`"
+            f"{graph.program.program}: stage {stage.id}: its teachers give nothing of {', '.join(spec.usable)} that one loss "
+            "trains on; see `tutelage check`"
         )
     return found
 
@@ -69,8 +72,8 @@ def learning_of(spec: TaughtAlgorithm, signal: Signal) -> Learning:
     match spec:
         case SoftLabel():
             rubric = spec.rubric
-            asking = Asking(signal="score", dimensions=list(rubric.dimensions), scale=rubric.scale)
-            return Learning(asking, {"rubric": dump(rubric), "listwise": dump(spec.listwise)}, "train.listwise")
+            asking = Asking(signal="score", dimensions=rubric.asked, scale=rubric.scale)
+            return Learning(asking, {"rubric": _weights(rubric), "listwise": dump(spec.listwise)}, "train.listwise")
         case ActionDistill():
             return _actions(spec)
         case FromTeacher():
@@ -85,8 +88,9 @@ def _of_signal(spec: FromTeacher, signal: Signal) -> Learning:
             rule = spec.corrections
             pairs = rule.prefer if rule.learn != "sft" else None
             kind = "train.corrected" if rule.learn != "pairs" else "train.preference"
-            asking = Asking(signal="sample", per_problem=rule.per_problem)
-            return Learning(asking, {"kept_turns": rule.kept_turns}, kind, taken=True, prefer=pairs)
+            asking = Asking(signal="sample", per_problem=rule.per_problem, samples=rule.samples)
+            several = {"samples": rule.samples, "keep": rule.keep} if rule.samples > 1 else {}
+            return Learning(asking, {"kept_turns": rule.kept_turns, **several}, kind, taken=True, prefer=pairs)
         case "rank":
             rule = spec.ranking
             asking = Asking(signal="rank", swaps=rule.swaps)
@@ -94,8 +98,8 @@ def _of_signal(spec: FromTeacher, signal: Signal) -> Learning:
             return Learning(asking, kept, "train.preference", taken=True, prefer=rule.prefer)
         case "score":
             rubric = spec.scoring.rubric
-            asking = Asking(signal="score", dimensions=list(rubric.dimensions), scale=rubric.scale)
-            return Learning(asking, dump(spec.scoring), "train.practised")
+            asking = Asking(signal="score", dimensions=rubric.asked, scale=rubric.scale)
+            return Learning(asking, dump(spec.scoring) | {"rubric": _weights(rubric)}, "train.practised")
         case "critique":
             return Learning(Asking(signal="critique"), dump(spec.critique), "train.practised")
         case "logprobs":
@@ -104,15 +108,33 @@ def _of_signal(spec: FromTeacher, signal: Signal) -> Learning:
 
 def _actions(spec: FromTeacher | ActionDistill) -> Learning:
     rule = spec.actions
-    asking = Asking(signal="action", states=rule.states, choose=rule.choose, candidates=rule.candidates)
+    asking = Asking(
+        signal="action", states=rule.states, choose=rule.choose, candidates=rule.candidates, form=rule.form,
+        swaps=rule.swaps,
+    )  # fmt: skip
     kept = {"learn": rule.learn, "least_score": rule.least_score, "listwise": dump(rule.listwise)}
-    return Learning(asking, kept, "train.listwise")
+    order = {"form": rule.form, "swaps": rule.swaps} if rule.form == "rank" else {}
+    return Learning(asking, kept | order, "train.listwise")
+
+
+def _weights(rubric: Rubric) -> Json:
+    """Return what of a rubric is read when the answers are there."""
+    return {k: v for k, v in dump(rubric).items() if k != "about"}
+
+
+def _question(asking: Asking) -> Json:
+    """Return what is asked, as params: what is asked in its plain form does not name the others."""
+    return {k: v for k, v in dump(asking).items() if k not in _PLAIN or v != _PLAIN[k]}
 
 
 def _round(
-    graph: Graph, stage: Stage, spec: TaughtAlgorithm, learning: Learning, policy: str, number: int
+    graph: Graph, stage: Stage, spec: TaughtAlgorithm, learnings: Sequence[Learning], policy: str, number: int
 ) -> str:  # fmt: skip
-    """Add one round. Stages that start alike share their rollouts: the seed is the part's."""
+    """Add one round. Stages that start alike share their rollouts: the seed is the part's.
+
+    Where rules of the routing come to several signals, each is asked for by a node of its own and one loss trains on all.
+    """
+    learning = learnings[0]
     part, name = graph.part, graph.part.name(stage.id)
     draws = {field: getattr(spec, field) for field in Draws.model_fields}
     fit: Json = {"algorithm": {k: dump(spec)[k] for k in Fit.model_fields}, "draws": draws}
@@ -121,12 +143,17 @@ def _round(
     judged = graph.judged(stage)
     rolled = graph.add(f"{name}.rollouts{number}", "rollouts", judged | {"draws": draws}, inputs, seed=seed)
     drawn = {"problems": spec.problems, "samples": spec.samples}
-    signal = learning.asking.signal
-    asked = add_teach(graph, stage, f"{name}.teach{number}", rolled, signal, dump(learning.asking), drawn)
-    rule: Json = {"signal": signal, "rule": learning.rule}
+    given = {"rollouts": rolled}
+    for one in learnings:
+        signal = one.asking.signal
+        node_id = f"{name}.teach{number}" + (f".{signal}" if len(learnings) > 1 else "")
+        asked = add_teach(graph, stage, node_id, rolled, signal, _question(one.asking), drawn)
+        given |= {"teach" if one is learning else f"teach.{signal}": asked}
+    rule: Json = {"signal": learning.asking.signal, "rule": learning.rule}
+    if len(learnings) > 1:
+        rule |= {"beside": {one.asking.signal: one.rule for one in learnings[1:]}}
     end = name if number == spec.rounds else f"{name}.fit{number}"
     through = "policy" if part.number else None
-    given = {"rollouts": rolled, "teach": asked}
     if not learning.taken:
         return graph.add(end, learning.kind, judged | fit | rule, inputs | given, passthrough=through)
     taken = graph.add(f"{name}.lessons{number}", "lessons", judged | fit | rule, inputs | given)

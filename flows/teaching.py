@@ -10,7 +10,7 @@ from typing import Any
 from flows.graph import Graph, dump
 from flows.nodes import Json
 from specs.program import Program
-from specs.prompting import CURRENT
+from specs.prompting import version_for
 from specs.routing import Signal
 from specs.stages import Stage
 from specs.teacher_references import choice, named
@@ -42,16 +42,17 @@ def add_teach(
     """
     learner: Any = stage.algorithm
     program = graph.program
-    names = named(program, learner)
+    names, found = named(program, learner), choice(program, learner)
     routes = [dump(r) for r in program.routing] if learner.teachers is None and program.routing else []
-    who, access = roster(program, names)
+    own = [rule for rule in found.rules if rule.signal == signal]
+    who, access = roster(program, [name for rule in own for name in rule.teachers])
     environments = graph.environments(stage.data)
     reached = {t["environment"] for t in who.values() if t["kind"] == "scripted"}
     environments |= {n: graph.environment(n) for n in program.environments if n in reached}
     params: Json = {
         "signal": signal,
         "asking": asking,
-        "prompt": CURRENT[signal],
+        "prompt": version_for(asking),
         "teachers": who,
         "versions": graph.versions(environments) | {f"teachers.{n}": _version(program, n) for n in who},
         "routing": routes or [{"when": None, "teachers": dict(names), "reject": False, "history": None}],
@@ -59,8 +60,11 @@ def add_teach(
         "data": list(stage.data),
         "drawn": drawn,
         "access": {"program": program.program, "teachers": access, "teacher_usd": program.budget.teacher_usd},
-        "downgrades": list(choice(program, learner).downgrades),
+        "downgrades": found.downgrades(signal),
     }
+    if len(found.signals) > 1:  # another node asks for what the other rules come to
+        places = {rule.place for rule in own}
+        params["rules"] = [i for i in range(len(routes)) if f"routing[{i}]" in places]
     if signal == "sample":  # corrections are tried in the world
         params |= {"verifiers": graph.verifiers, "reward": dump(graph.reward)}
         params["versions"] |= graph.versions((), graph.verifiers)

@@ -10,19 +10,19 @@ Role = Literal["train", "golden", "hidden", "regression", "general", "ood"]
 Split = Literal["train", "golden", "hidden", "audit"]
 
 
-def _condition(text: str) -> str:
-    """Refuse a filter that `specs.when` cannot read."""
+def readable(text: str, *, routing: bool = False) -> str:
+    """Refuse a condition that `specs.when` cannot read: one on a problem, or a rule of the routing."""
     from specs import when
     from specs.errors import ProgramError
 
     try:
-        when.parse(text, when.PROBLEM_NAMES)
+        when.parse(text, when.ROUTING_NAMES if routing else when.PROBLEM_NAMES)
     except ProgramError as e:
         raise ValueError(str(e)) from None
     return text
 
 
-Where = Annotated[str, AfterValidator(_condition)]
+Where = Annotated[str, AfterValidator(readable)]
 
 
 class Spoil(Spec):

@@ -1,5 +1,6 @@
 """What each signal of a black-box teacher trains: one stage that asks, and learns from the answers."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -25,7 +26,23 @@ class Rubric(Spec):
 
     dimensions: Annotated[dict[Name, Positive], Field(min_length=1)] = {"result": 0.7, "care": 0.3}
     """Dimensions and their weights. The weights are applied to the answers: others need no new question."""
+    about: dict[Name, Annotated[str, Field(min_length=1, max_length=2000)]] = {}
+    """What is meant by a dimension, in words: the teacher is shown it. One without goes by its name."""
     scale: Annotated[int, Field(ge=1, le=100)] = 10
+
+    @model_validator(mode="after")
+    def _about_dimensions(self) -> Self:
+        if strange := [name for name in self.about if name not in self.dimensions]:
+            raise ValueError(
+                f"about: found {', '.join(strange)}, expected names of dimensions: {', '.join(self.dimensions)}"
+            )
+        return self
+
+    @property
+    def asked(self) -> list[str] | dict[str, str]:
+        """Return what a teacher is asked for: the dimensions' names, with what is meant by each where something is said."""
+        names = list(self.dimensions)
+        return {name: self.about.get(name, "") for name in names} if self.about else names
 
 
 class Listwise(Spec):
@@ -62,6 +79,10 @@ class Corrections(Spec):
     """Imitate the correction; prefer it to the policy's own trajectory; or the one and then the other."""
     per_problem: Count = 1
     """Most failures of a problem that are corrected."""
+    samples: Annotated[int, Field(ge=1, le=64)] = 1
+    """Corrections of each failure that the teacher is asked for, every one a question of its own."""
+    keep: Literal["all", "best"] = "all"
+    """Of those of a failure that hold: all that differ; or the one with the highest reward, of equals the one with fewest turns."""
     kept_turns: Flag = False
     """Let the turns train too that the teacher left as they were; else only what it wrote does."""
     prefer: Preferring = Preferring()
@@ -105,19 +126,25 @@ class Critique(Spec):
 
 
 class Actions(Spec):
-    """States of the policy's own trajectories in which the teacher scores tool calls (signal `action`)."""
+    """States of the policy's own trajectories in which the teacher judges tool calls (signal `action`)."""
 
     states: Count = 4
     """Most states of a problem; each state once, however many trajectories passed it."""
     choose: Literal["early", "disagreed"] = "disagreed"
     """The first ones; or those first in which the policy's samples did different things."""
     candidates: Annotated[int, Field(ge=1, le=16)] = 4
-    """Most calls of the policy's samples that are scored in a state; the teacher may name a better one."""
+    """Most calls of the policy's samples that are judged in a state; the teacher may name a better one."""
+    form: Literal["score", "rank"] = "score"
+    """What the teacher says of them: a score of each; or an order, in which a call's score is the share of the others that it
+    stands above (a tie counts half), and the teacher's own call stands above all."""
+    swaps: Flag = True
+    """With `form: rank`: ask in both orders of showing, and take the mean of both scores."""
     learn: Literal["listwise", "best"] = "listwise"
     """Draw the policy to the scores of all candidates, the teacher's own among them; or imitate the call that the teacher would
-    make, in states in which it names one."""
+    make, in states in which it names one; of an order, where it names none, the call that stands first."""
     least_score: Share = 0.5
-    """With `learn: best`: a call that the teacher scored among the candidates is imitated from this share of the scale on."""
+    """With `learn: best` and `form: score`: a call that the teacher scored among the candidates is imitated from this share of the
+    scale on."""
     listwise: Listwise = Listwise()
 
 
@@ -127,12 +154,16 @@ class Asking(Spec):
     signal: WordSignal
     per_problem: Count = 1
     """Failures of a problem that a correction is asked for."""
+    samples: Count = 1
+    """How often the same question is asked."""
     swaps: Flag = True
-    dimensions: list[Name] = []
+    dimensions: list[Name] | dict[Name, str] = []
+    """Names; or with what is meant by each, empty where nothing is said."""
     scale: Count = 10
     states: Count = 4
     choose: Literal["early", "disagreed"] = "disagreed"
     candidates: Count = 4
+    form: Literal["score", "rank"] = "score"
 
 
 class Fit(Spec):
@@ -189,6 +220,20 @@ class FromTeacher(Lessons):
     def usable(self) -> tuple[Signal, ...]:
         """Return the signals that it can train on, finest first."""
         return USABLE[self.goal] if self.signal == "auto" else (self.signal,)
+
+    def apart(self, signals: Sequence[Signal]) -> str | None:
+        """Return None where one loss trains on all of these: advantages of critiques and scores, pairs of corrections and orders."""
+        if set(signals) == {"critique", "score"}:
+            same = self.critique.practice == self.scoring.practice
+            return None if same else "write the same practice for critique and scoring"
+        if set(signals) == {"rank", "sample"}:
+            same = self.corrections.learn == "pairs" and self.corrections.prefer == self.ranking.prefer
+            return (
+                None
+                if same
+                else "write corrections: {learn: pairs}, with the prefer of ranking, so that both make pairs"
+            )
+        return super().apart(signals)
 
 
 class SoftLabel(Lessons):

@@ -1,9 +1,12 @@
 """Checks of stages that learn from a teacher's words: settings that would not be read, scores that would outweigh success."""
 
+from typing import Any
+
 from specs.checks import Checks
 from specs.dominance import dominance_of
 from specs.ladder import ActionDistill, Fit, FromTeacher, Practice
-from specs.positions import KeyPath
+from specs.positions import KeyPath, listed
+from specs.program import Program
 from specs.routing import Signal
 from specs.teacher_references import choice, learners
 
@@ -26,15 +29,18 @@ def ladder(c: Checks) -> None:
 def _from_teacher(c: Checks, path: KeyPath, spec: FromTeacher) -> None:
     if spec.signal != "auto" and spec.goal != "imitate":
         c.wrong((*path, "goal"), f"has no effect with signal: {spec.signal}; it decides what signal: auto takes")
-    signal = choice(c.program, spec).signal
-    if signal is None:
+    signals = choice(c.program, spec).signals
+    if not signals or spec.apart(signals) is not None:
         return  # told elsewhere
     for name, reader in _OF.items():
-        if reader != signal and getattr(spec, name) != FromTeacher.model_fields[name].default:
-            c.wrong((*path, name), f"is not read: the stage learns from {signal}, and {name} is about {reader}")
-    if signal in ("rank", "score") and spec.samples < 2:
-        c.wrong((*path, "samples"), f"found {spec.samples}, expected at least 2: {signal} compares within a problem")
-    _by_signal(c, path, spec, signal)
+        if reader not in signals and getattr(spec, name) != FromTeacher.model_fields[name].default:
+            text = f"is not read: the stage learns from {' and '.join(signals)}, and {name} is about {reader}"
+            c.wrong((*path, name), text)
+    for signal in signals:
+        if signal in ("rank", "score") and spec.samples < 2:
+            text = f"found {spec.samples}, expected at least 2: {signal} compares within a problem"
+            c.wrong((*path, "samples"), text)
+        _by_signal(c, path, spec, signal)
 
 
 def _by_signal(c: Checks, path: KeyPath, spec: FromTeacher, signal: Signal) -> None:
@@ -46,14 +52,41 @@ def _by_signal(c: Checks, path: KeyPath, spec: FromTeacher, signal: Signal) -> N
             _practice(c, (*path, "critique", "practice"), spec.critique.practice, spec.samples)
         case "action":
             _actions(c, (*path, "actions"), spec)
+        case "sample":
+            _corrections(c, (*path, "corrections"), spec)
         case "logprobs" if spec.at_least != Fit.model_fields["at_least"].default:
             c.odd((*path, "at_least"), "is not read with probabilities: every step draws rollouts of its own")
-        case "sample" if spec.corrections.learn == "sft" and spec.corrections.prefer != type(spec.corrections)().prefer:
-            c.wrong((*path, "corrections", "prefer"), "is not read with learn: sft; write learn: pairs or both")
-        case "sample" if spec.corrections.learn == "pairs" and spec.corrections.kept_turns:
-            c.wrong((*path, "corrections", "kept_turns"), "is not read with learn: pairs; write learn: sft or both")
         case _:
             pass
+
+
+def _corrections(c: Checks, path: KeyPath, spec: FromTeacher) -> None:
+    rule, plain = spec.corrections, type(spec.corrections)()
+    if rule.learn == "sft" and rule.prefer != plain.prefer:
+        c.wrong((*path, "prefer"), "is not read with learn: sft; write learn: pairs or both")
+    if rule.learn == "pairs" and rule.kept_turns:
+        c.wrong((*path, "kept_turns"), "is not read with learn: pairs; write learn: sft or both")
+    if rule.samples == 1:
+        if rule.keep != plain.keep:
+            c.wrong(
+                (*path, "keep"), "is not read with samples: 1; ask for more corrections of a failure, or leave it out"
+            )
+        return
+    teachers = choice(c.program, spec).teachers
+    alike = [name for name in teachers if _always_the_same(c.program, name)]
+    text = f"found {rule.samples}, but to the same question {listed(alike)} always gives the same answer"
+    if len(alike) == len(teachers):
+        c.wrong((*path, "samples"), f"{text}; write a temperature above 0 for it, or samples: 1")
+    elif alike:
+        c.odd((*path, "samples"), text)
+
+
+def _always_the_same(program: Program, name: str) -> bool:
+    """Return whether a teacher answers a question alike, however often it is asked."""
+    teacher: Any = program.teachers.get(name)
+    if teacher is None or teacher.kind == "ensemble":
+        return teacher is not None and all(_always_the_same(program, member) for member in teacher.members)
+    return teacher.kind == "scripted" or getattr(teacher, "temperature", None) == 0.0
 
 
 def _outcome_stays_in_charge(c: Checks, path: KeyPath, weight: float) -> None:
@@ -73,9 +106,14 @@ def _practice(c: Checks, path: KeyPath, spec: Practice, samples: int) -> None:
 
 def _actions(c: Checks, path: KeyPath, spec: FromTeacher | ActionDistill) -> None:
     rule = spec.actions
+    if rule.form == "score" and not rule.swaps:
+        c.wrong((*path, "swaps"), "is not read with form: score; write form: rank")
     if rule.learn == "best" and rule.listwise != type(rule)().listwise:
         c.wrong((*path, "listwise"), "is not read with learn: best; write learn: listwise")
-    if rule.learn == "listwise" and rule.least_score != type(rule)().least_score:
+    given = rule.least_score != type(rule)().least_score
+    if given and rule.form == "rank":
+        c.wrong((*path, "least_score"), "is not read with form: rank, which has no scale; leave it out")
+    elif given and rule.learn == "listwise":
         c.wrong(
             (*path, "least_score"),
             "is not read with learn: listwise, where low scores teach as well; write learn: best",

@@ -1,8 +1,10 @@
 """The instruction texts of teacher signals: files in `specs/prompts`, one per version. A version's text never changes."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specs.errors import ProgramError
 from specs.routing import Signal
@@ -16,6 +18,20 @@ CURRENT: dict[Signal, str] = {
     "sample": "sample@1",
 }
 """The version in use by signal. It is part of every key; an edited text is a new version."""
+RANKED_ACTIONS = "action_rank@1"
+"""Of `action` where an order is asked for."""
+DESCRIBED_SCORES = "score_described@1"
+"""Of `score` where something is said about its dimensions."""
+
+
+def version_for(asking: Mapping[str, Any]) -> str:
+    """Return the version that asks what the params of an `Asking` say."""
+    signal: Signal = asking["signal"]
+    if signal == "action" and asking.get("form") == "rank":
+        return RANKED_ACTIONS
+    if signal == "score" and isinstance(asking["dimensions"], Mapping):
+        return DESCRIBED_SCORES
+    return CURRENT[signal]
 
 
 @dataclass(frozen=True, slots=True)

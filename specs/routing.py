@@ -3,10 +3,14 @@
 The kinds of teachers are in `specs.teachers`, imported when a program has one.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
+from pydantic import AfterValidator
+
 from specs.base import Flag, Name, Positive, Share, Spec
-from specs.data import Where
+from specs.data import readable
 from specs.unions import Members
 
 Signal = Literal["logprobs", "action", "critique", "score", "rank", "sample"]
@@ -73,8 +77,9 @@ class HistoryWeights(Spec):
 class Route(Spec):
     """A rule: problems that `when` holds for go to these teachers. The first rule that holds counts."""
 
-    when: Where | None = None
-    """Condition over `problem.*`; the last rule has none."""
+    when: Annotated[str, AfterValidator(partial(readable, routing=True))] | None = None
+    """Condition over `problem.*`; where the stage asks in words, over `history.*`; where calls are judged (signal `action`), over
+    `state.*`. The last rule has none."""
     teachers: dict[Name, Positive] = {}
     """Teachers and their weights. In words one of them is asked about a problem, drawn by weight; probabilities of
     several are combined as the algorithm says."""
@@ -100,3 +105,7 @@ class Taught(Spec):
     def usable(self) -> tuple[Signal, ...]:
         """Return the signals that it may take, finest first."""
         return self.uses if self.signal == "auto" else (self.signal,)
+
+    def apart(self, signals: Sequence[Signal]) -> str | None:
+        """Return None where one loss of the stage trains on all of these; else what would make it so, or nothing."""
+        return None if len(signals) == 1 else ""

@@ -19,6 +19,18 @@ _ANSWERS = ("model", "revision", "temperature", "top_p", "max_tokens", "max_toke
 """What answers of a chat API are kept by, beside the question."""
 _LONG = 6
 """Turns from which on a signal about a whole trajectory says little about each."""
+_PLACES: dict[Signal, str] = {
+    "logprobs": "tokens are scored problem by problem",
+    "action": "calls are judged state by state",
+    "critique": "whole attempts are judged",
+    "score": "whole attempts are judged",
+    "rank": "the attempts of a problem are put in order",
+    "sample": "whole attempts are corrected",
+}
+"""What a teacher is asked about, by signal."""
+_WHERE = (
+    "problem.* is known everywhere, history.* where a teacher answers in words, state.* where it judges calls (action)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +48,34 @@ class Finest:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The signal that a stage learns from, by the rules that it asks by."""
+    """The signals that a stage learns from, by the rules that it asks by."""
 
     rules: tuple[Finest, ...]
 
     @property
-    def signal(self) -> Signal | None:
-        """Return the signal of all rules; None where one has none, or two have different ones."""
+    def signals(self) -> tuple[Signal, ...]:
+        """Return the signals of all rules, finest first; none where a rule has none."""
         found = {rule.signal for rule in self.rules}
-        return found.pop() if len(found) == 1 else None
+        return () if None in found else tuple(s for s in LADDER if s in found)
+
+    @property
+    def signal(self) -> Signal | None:
+        """Return the one signal of all rules; None where one has none, or two have different ones."""
+        return self.signals[0] if len(self.signals) == 1 else None
 
     @property
     def teachers(self) -> tuple[str, ...]:
         """Return the teachers of all rules, each once."""
         return tuple(dict.fromkeys(name for rule in self.rules for name in rule.teachers))
 
-    @property
-    def downgrades(self) -> tuple[str, ...]:
-        """Return a sentence for each finer signal that a rule's teachers do not give, with the rule where there are several."""
+    def downgrades(self, signal: Signal | None = None) -> list[str]:
+        """Return a sentence for each finer signal that a rule's teachers do not give, with the rule where there are several.
+
+        Of all rules, or of those that come to a signal.
+        """
         several = len(self.rules) > 1
-        return tuple(f"{r.place}: {text}" if several else text for r in self.rules for text in r.lacking)
+        own = [rule for rule in self.rules if signal in (None, rule.signal)]
+        return [f"{rule.place}: {text}" if several else text for rule in own for text in rule.lacking]
 
 
 def named(program: Program, learner: Any) -> dict[str, float]:
@@ -138,6 +158,7 @@ def teachers(c: Checks) -> None:
         if name not in used:
             c.odd(("teachers", name), "is asked by no stage; it is not looked at")
     _history(c, found)
+    _known_where_asked(c, found)
     _members_alone(c, {name for _, learner in found for name in named(c.program, learner)})
     if c.program.routing and all(x.teachers is not None for _, x in found):
         c.odd(("routing",), "no stage asks by these rules")
@@ -246,7 +267,7 @@ def _ensemble(c: Checks, path: KeyPath, teacher: Any) -> None:
 def _history(c: Checks, found: Sequence[tuple[KeyPath, Any]]) -> None:
     """Report weights that nothing can move: no question by these rules comes after another whose answers were compared."""
     rules = [i for i, rule in enumerate(c.program.routing) if rule.history is not None and len(rule.teachers) > 1]
-    asking = [(path, x) for path, x in found if choice(c.program, x).signal in BLACK_BOX]
+    asking = [(path, x) for path, x in found if set(choice(c.program, x).signals) & set(BLACK_BOX)]
     rounds = 1 if c.program.flywheel is None else c.program.flywheel.rounds
     for before, (path, learner) in enumerate(asking):
         again = learner.rounds > 1 or (path[0] == "flywheel" and rounds > 1)
@@ -255,6 +276,34 @@ def _history(c: Checks, found: Sequence[tuple[KeyPath, Any]]) -> None:
     if rules and any(x.teachers is None for _, x in found):
         text = "moves nothing: no stage asks by these rules, in words, after others were asked; write rounds: 2 for one, or leave it out"
         c.wrong(("routing", rules[0], "history"), text)
+
+
+def _known_where_asked(c: Checks, found: Sequence[tuple[KeyPath, Any]]) -> None:
+    """Report rules that name what is not known where a stage asks by them."""
+    if not any(r.when for r in c.program.routing):
+        return
+    from specs import when  # few programs have conditions
+
+    read = [[] if r.when is None else when.mentioned(when.parse(r.when, when.ROUTING_NAMES)) for r in c.program.routing]
+    for path, learner in found:
+        signals = choice(c.program, learner).signals
+        if learner.teachers is not None or not signals:
+            continue
+        signal = signals[-1]
+        known = dict(when.PROBLEM_NAMES) | ({} if "logprobs" in signals else when.HISTORY_NAMES)
+        known |= when.STATE_NAMES if signals == ("action",) else {}
+        for i, names in enumerate(read):
+            if strange := [name for name in names if name not in known]:
+                text = f"names {listed(strange)}, but {_PLACES[signal]} in {_stage_of(c, path)}: {_WHERE}"
+                c.wrong(("routing", i, "when"), f"{text}; leave it out, or give that stage teachers of its own")
+
+
+def _stage_of(c: Checks, path: KeyPath) -> str:
+    """Return the id of the stage that a path of the program lies in."""
+    at = path.index("stages") + 1
+    said = c.program.flywheel
+    stages = c.program.stages if path[0] == "stages" or said is None else said.round.stages
+    return stages[int(path[at])].id
 
 
 def _members_alone(c: Checks, asked: set[str]) -> None:
@@ -315,8 +364,10 @@ def _learner(c: Checks, path: KeyPath, learner: Any) -> None:
     if found.signal == "logprobs":
         _own_tokens(c, path, learner, asked)
         can_be_compared(c, path, learner, asked)
-    if found.signal is None and found.teachers:
-        _no_one_signal(c, at, learner, found)
+    if found.teachers and (
+        not found.signals or (isinstance(learner, Taught) and learner.apart(found.signals) is not None)
+    ):
+        _no_one_loss(c, at, learner, found)
     elif found.signal in _WHOLE and isinstance(learner, Taught) and _longest(program) >= _LONG:
         text = f"learns from {found.signal}, which says one thing about up to {_longest(program)} turns"
         c.odd(path, f"{text}; a teacher that gives critique or action says which turn it is about")
@@ -333,14 +384,22 @@ def _weight(c: Checks, path: KeyPath, learner: Any) -> None:
 
 
 def _own_tokens(c: Checks, path: KeyPath, learner: Any, asked: Iterable[str]) -> None:
-    """Report distributions that cannot be compared, as far as the file says: a teacher trained with other tokens."""
+    """Report distributions that cannot be compared, as far as the file says: of a teacher with another template or tokens."""
     own: Any = c.program.policy.init
     over = getattr(learner, "over", None)
-    if over is None or over.kind == "sampled" or own.kind != "scratch":
+    if over is None or over.kind == "sampled":
         return
     for name in asked:
         teacher: Any = c.program.teachers.get(name)
-        if teacher is None or teacher.kind != "trained" or teacher.init.kind != "scratch":
+        if teacher is None or teacher.kind not in ("model", "trained"):
+            continue
+        if teacher.template not in ("policy", c.program.policy.template):
+            text = f"found {over.kind}, but the template of {name} is {teacher.template}, the policy's {c.program.policy.template}"
+            c.wrong(
+                (*path, "over"),
+                f"{text}; write over: {{kind: sampled}}, which compares texts, or template: policy for {name}",
+            )
+        if own.kind != "scratch" or teacher.kind != "trained" or teacher.init.kind != "scratch":
             continue
         if teacher.init.tokenizer != own.tokenizer:
             text = (
@@ -363,7 +422,7 @@ def _come_before(c: Checks, path: KeyPath, asked: Iterable[str]) -> None:
             c.wrong(("teachers", name, "of"), f"{text} {listed([*before, *_FROZEN])}")
 
 
-def _no_one_signal(c: Checks, at: KeyPath, learner: Any, found: Choice) -> None:
+def _no_one_loss(c: Checks, at: KeyPath, learner: Any, found: Choice) -> None:
     """Report rules whose teachers give nothing that the stage can use, or different things, which are no one loss."""
     gives: Mapping[str, Any] = {t: list(c.program.teachers[t].gives) for t in found.teachers}
     silent = [rule for rule in found.rules if rule.signal is None and rule.teachers]
@@ -376,9 +435,10 @@ def _no_one_signal(c: Checks, at: KeyPath, learner: Any, found: Choice) -> None:
         return  # told above, or elsewhere
     told = ", ".join(f"{r.place} gives {r.signal} (of {listed(r.teachers)})" for r in found.rules if r.teachers)
     shared = [s for s in sorted(usable(learner), key=LADDER.index) if all(s in given for given in gives.values())]
-    write = f"write signal: {shared[0]}, which all of them give, or" if shared else "write"
-    text = f"would train on different signals, which are no one loss: {told};"
-    c.wrong(at, f"{text} {write} a stage for each, with teachers and problems (data, where) of its own")
+    ways = [learner.apart(found.signals)] if learner.apart(found.signals) else []
+    ways += [f"write signal: {shared[0]}, which all of them give"] if shared else []
+    ways.append("write a stage for each, with teachers and problems (data, where) of its own")
+    c.wrong(at, f"would train on different signals, which are no one loss: {told}; {', or '.join(ways)}")
 
 
 def _way_out(learner: Any, gives: Mapping[str, Any]) -> str:

@@ -30,6 +30,18 @@ PROBLEM_NAMES: dict[str, Type] = {
     "problem.min_calls": "number",
 }
 """What a condition on a problem may name; nothing of it is the expected outcome."""
+HISTORY_NAMES: dict[str, Type] = {"history.problem_success": "number", "history.type_success": "number"}
+"""Shares of the judged rollouts that a teacher is asked about which succeeded: of the problem, and of all problems of its type."""
+STATE_NAMES: dict[str, Type] = {
+    "state.turn": "number",
+    "state.last_tool": "text",
+    "state.last_tool_failed": "flag",
+    "state.tool_errors": "number",
+}
+"""The state in which calls are judged: the number of the turn that comes, from 1; the tool of the call before it (empty where there is
+none), whether that one failed, and how many have failed so far."""
+ROUTING_NAMES: dict[str, Type] = {**PROBLEM_NAMES, **HISTORY_NAMES, **STATE_NAMES}
+"""What a rule of the routing may name, as far as it is known where its stage asks."""
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 30
@@ -133,6 +145,25 @@ def compared(condition: Expression, name: str) -> list[str]:
             case _:
                 pass
     return found
+
+
+def mentioned(condition: Expression) -> list[str]:
+    """Return the names that a condition reads, each once, as they come."""
+    found: dict[str, None] = {}
+    pending: list[Node] = [condition.root]
+    while pending:
+        match pending.pop(0):
+            case Named(name):
+                found[name] = None
+            case Compare(_, left, right):
+                pending += [left, right]
+            case Negation(of):
+                pending.append(of)
+            case Junction(_, of):
+                pending += of
+            case _:
+                pass
+    return list(found)
 
 
 def problem_values(problem: "Problem") -> dict[str, Any]:

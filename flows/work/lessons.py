@@ -1,8 +1,9 @@
 """Bodies of stages that learn from a teacher's words: the rollouts it is asked about, what is taken from its answers, and
 the training on corrections, lists and feedback. `teach` stands between them; pairs train as those of `pairs` do."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,15 +65,18 @@ def take(node: NodeContext) -> Outcome:
     """Make examples and pairs of what the teacher said; writes `trajectories/`, `pairs.jsonl` and `lessons.json`."""
     policy = inputs.start_policy(node)
     own = {t.id: t for t in read_shards(node.inputs["rollouts"] / "trajectories")}
-    said = _signals(node)
-    if node.params["signal"] == "sample":
-        arena, _ = inputs.arena(node, policy)
-        made = teacher_words.corrections(said, own, _problems(node), arena, policy.config.max_length)
-        paired = {p.rejected for p in made.pairs}
-        written = [*made.trajectories, *(t for t in own.values() if t.id in paired)]
-    else:
-        made = teacher_words.ordered(said, own, Ranking.model_validate(node.params["rule"]))
-        written = made.trajectories
+    made, written = teacher_words.Taken(), list[Trajectory]()
+    for part in _parts(node, list(own.values())):
+        if part.signal == "sample":
+            arena, _ = inputs.arena(node, policy)
+            keep = Corrections.model_validate(part.rule).keep
+            found = teacher_words.corrections(part.said, own, _problems(node), arena, policy.config.max_length, keep)
+            paired = {p.rejected for p in found.pairs}
+            written += [*found.trajectories, *(t for t in own.values() if t.id in paired)]
+        else:
+            found = teacher_words.ordered(part.said, own, Ranking.model_validate(part.rule))
+            written += found.trajectories
+        made.add(found)
     write_shards(node.out / "trajectories", written)
     write_rows(node.out / "pairs.jsonl", made.pairs)
     write_json(node.out / "lessons.json", made.to_json())
@@ -129,18 +133,18 @@ def listwise(node: NodeContext) -> Outcome:
 
 def practised(node: NodeContext) -> Outcome:
     """Train by a policy gradient on scores or critiques; writes `policy/` and `rows.json`."""
-    policy, rule = inputs.start_policy(node), node.params["rule"]
+    policy = inputs.start_policy(node)
     drawn = list(read_shards(node.inputs["rollouts"] / "trajectories"))
     fit, samples = Fit.model_validate(node.params["algorithm"]), int(node.params["draws"]["samples"])
-    said, longest = _signals(node), policy.config.max_length
-    if node.params["signal"] == "score":
-        scoring = Scoring.model_validate(rule)
-        spec = feedback.grpo_of(scoring.practice, fit, samples)
-        made = feedback.from_scores(said, drawn, scoring, spec, longest)
-    else:
-        critique = Critique.model_validate(rule)
-        spec = feedback.grpo_of(critique.practice, fit, samples)
-        made = feedback.from_critiques(said, drawn, critique, spec, longest)
+    made, longest = feedback.Feedback(), policy.config.max_length
+    kind = Scoring if node.params["signal"] == "score" else Critique
+    spec = feedback.grpo_of(kind.model_validate(node.params["rule"]).practice, fit, samples)
+    for part in _parts(node, drawn):
+        if part.signal == "score":
+            found = feedback.from_scores(part.said, part.drawn, Scoring.model_validate(part.rule), spec, longest)
+        else:
+            found = feedback.from_critiques(part.said, part.drawn, Critique.model_validate(part.rule), spec, longest)
+        made.add(found)
     of = {t.id: t.problem_id for t in drawn}
     spans: dict[str, list[int]] = {}
     for i, row in enumerate(made.rows):
@@ -224,8 +228,32 @@ class _Fit:
         }
 
 
-def _signals(node: NodeContext) -> list[TeacherSignal]:
-    path = node.inputs["teach"] / "signals.jsonl"
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one signal of a stage is about; a stage has several where rules of the routing come to several."""
+
+    signal: str
+    rule: dict[str, Any]
+    said: list[TeacherSignal]
+    drawn: list[Trajectory]
+    """The rollouts of its problems."""
+
+
+def _parts(node: NodeContext, drawn: list[Trajectory]) -> list[_Part]:
+    rules = {node.params["signal"]: node.params["rule"]} | node.params.get("beside", {})
+    parts: list[_Part] = []
+    for signal, rule in rules.items():
+        source = "teach" if signal == node.params["signal"] else f"teach.{signal}"
+        mine = drawn
+        if len(rules) > 1:
+            told = json.loads((node.inputs[source] / "signals.json").read_text(encoding="utf-8"))
+            mine = [t for t in drawn if t.problem_id in set(told["problems"])]
+        parts.append(_Part(signal, rule, _signals(node, source), mine))
+    return parts
+
+
+def _signals(node: NodeContext, source: str = "teach") -> list[TeacherSignal]:
+    path = node.inputs[source] / "signals.jsonl"
     try:
         return [signal_from(line) for line in read_rows(path)]
     except TypeError as e:

@@ -19,6 +19,7 @@ from specs.records import Demonstration, Trajectory
 from specs.routing import Route
 from specs.short_opd import ShortOPD
 from specs.teachers import ModelTeacher, PrivilegedTeacher
+from specs.when import problem_values
 from tasks.episodes.agents import agent_for
 from tasks.episodes.render import render_demonstration
 from tasks.episodes.shards import told_apart, write_shards
@@ -153,7 +154,7 @@ def _weights(node: NodeContext, names: Sequence[str]) -> Any:
     require_teachers(list(problems.values()), rules)
 
     def of(trajectory: Trajectory) -> list[float]:
-        rule = rule_for(problems[trajectory.problem_id], rules)
+        rule = rule_for(problem_values(problems[trajectory.problem_id]), rules)
         found = weights_of(rule.route, trajectory.problem_type, {})
         return [found.get(name, 0.0) for name in names]
 

@@ -36,8 +36,9 @@ from tasks.teachers.budget import Caps, Spent
 from tasks.teachers.client_openai import OpenAIClient, Setting
 from tasks.teachers.ensemble import Judge
 from tasks.teachers.ledger import CallLedger
+from tasks.teachers.places import by_state, known_of, places
 from tasks.teachers.replies import Teacher
-from tasks.teachers.routing import Routed, Tally, route
+from tasks.teachers.routing import Routed, Tally, none_refused, route, rule_for, rules_of
 from tasks.teachers.scorecard import Evidence, scorecard, tallies
 from tasks.teachers.scripted import ScriptedClient
 
@@ -53,23 +54,28 @@ def teach(node: NodeContext) -> Outcome:
     trajectories = list(read_shards(node.inputs["rollouts"] / "trajectories"))
     worlds = environments(node)
     asked_of = _problems(node, trajectories)
-    asks, skipped = asks_for(node.params["asking"], trajectories, asked_of, lambda p: worlds[p.environment].tools(p))
-    about = list({a.problem.id: a.problem for a in asks}.values())
     routes = [Route.model_validate(r) for r in node.params["routing"]]
-    tally = _history(node)
+    own = _of_its_rules(node, routes, trajectories, asked_of)
+    mine = [t for t in trajectories if own is None or t.problem_id in own]
+    asks, skipped = asks_for(node.params["asking"], mine, asked_of, lambda p: worlds[p.environment].tools(p))
+    if len(mine) < len(trajectories):
+        skipped |= {"another_signal": len(trajectories) - len(mine)}
+    tally, states = _history(node), by_state(routes)
+    about = places(asks, trajectories, states=states)
     routed = route(about, routes, lambda text: _number(node.seed, "route", text), tally)
+    teacher_of = {a.id: routed.teacher[a.id if states else a.problem.id] for a in asks}
     instruction = prompt_of(node.params["prompt"])
     ledger = CallLedger(_ledger_path(node), node.run_key)
     trial = _trial(node, worlds)
     desk = _desk(node, ledger, worlds, instruction.text, trial)
-    signals = annotate(asks, routed.teacher, desk, instruction.version)
+    signals = annotate(asks, teacher_of, desk, instruction.version)
     evidence = Evidence({t.id: t for t in trajectories}, _held(node, trial, asks, signals))
     write_rows(node.out / "signals.jsonl", signals)
     lines = list(ledger.lines(c for s in signals for c in s.calls))
     _write_calls(node.out / "notes" / "calls.jsonl", lines)
     lacking = node.params.get("downgrades", [])
     write_json(node.out / "notes" / "signal.json", {"signal": node.params["signal"], "no_finer": lacking})
-    told = _summary(node, signals, skipped, routed, evidence)
+    told = _summary(node, signals, skipped, routed, evidence) | ({} if own is None else {"problems": own})
     write_json(node.out / "signals.json", told)
     done = _outcome(signals, told, desk, ledger.paid())
     if lacking:
@@ -90,6 +96,18 @@ def _problems(node: NodeContext, trajectories: list[Trajectory]) -> dict[str, Pr
             f"example {missing[0]}; run the rollouts again"
         )
     return known
+
+
+def _of_its_rules(
+    node: NodeContext, routes: Sequence[Route], trajectories: Sequence[Trajectory], problems: dict[str, Problem]
+) -> list[str] | None:
+    """Return the problems that the node's rules are for; None where all rules are its own."""
+    if "rules" not in node.params:
+        return None
+    rules = rules_of(routes)
+    found = {name: rule_for(values, rules) for name, values in known_of(trajectories, problems).items()}
+    none_refused([problems[name] for name, rule in found.items() if rule.route.reject], len(found))
+    return sorted(name for name, rule in found.items() if rule.number in node.params["rules"])
 
 
 def _number(seed: int, *parts: str) -> float:

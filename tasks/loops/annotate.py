@@ -58,11 +58,11 @@ class Desk:
 
 
 def annotate(asks: Sequence[Ask], teacher_of: Mapping[str, str], desk: Desk, prompt: str) -> list[TeacherSignal]:
-    """Return one signal per question, in order; `prompt` is the instruction's version.
+    """Return one signal per question, in order; `teacher_of` has the teacher of each by its id, `prompt` is the instruction's version.
 
     TeacherError where more of a teacher's questions failed than it may; what was answered stays in the ledger.
     """
-    names = [teacher_of[a.problem.id] for a in asks]
+    names = [teacher_of[a.id] for a in asks]
     answers: dict[str, Answer] = {}
     for name in dict.fromkeys(names):
         own = [a for a, n in zip(asks, names, strict=True) if n == name]

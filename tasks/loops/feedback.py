@@ -32,6 +32,13 @@ class Feedback:
     left_out: Counter[str] = field(default_factory=Counter)
     figures: dict[str, float] = field(default_factory=dict)
 
+    def add(self, other: "Feedback") -> None:
+        """Take in what another signal says of other problems."""
+        self.rows += other.rows
+        self.left_out.update(other.left_out)
+        groups = self.figures.get("teaching_groups", 0.0) + other.figures["teaching_groups"]
+        self.figures |= other.figures | {"teaching_groups": groups}
+
     def sentences(self) -> list[str]:
         """Return what a person should know."""
         return [f"{n} left out: {reason}" for reason, n in sorted((+self.left_out).items())]

@@ -14,6 +14,7 @@ from tasks.learning.algorithms.soft_label import target
 from tasks.learning.batching import Aggregation
 from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import Arena
+from tasks.loops.judged_calls import Scored, judged
 from tasks.loops.teacher_words import said
 from tasks.teachers.asking import empty
 
@@ -30,6 +31,8 @@ class Lists:
     """By list, the indices of its rows."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Reason -> candidates, lists or signals."""
+    pairs: Counter[str] = field(default_factory=Counter)
+    """Pairs of calls that an order puts one above the other: `agreed` by all orders of a state, or `disagreed`."""
 
     def add(self, name: str, candidates: Sequence[tuple[TrainingRow, float]], tau: float) -> None:
         """Add a list, or count why it teaches nothing."""
@@ -54,7 +57,13 @@ class Lists:
 
     def sentences(self) -> list[str]:
         """Return what a person should know."""
-        return [f"{n} left out: {reason}" for reason, n in sorted((+self.left_out).items())]
+        lines = [f"{n} left out: {reason}" for reason, n in sorted((+self.left_out).items())]
+        if apart := self.pairs["disagreed"]:
+            whole = apart + self.pairs["agreed"]
+            lines.append(
+                f"the order of {apart} of {whole} pairs of calls depended on how they were shown: they count as even"
+            )
+        return lines
 
 
 def score_of(content: Mapping[str, Any], rubric: Rubric) -> float:
@@ -114,25 +123,28 @@ def action_lists(
 ) -> Lists:
     """Return a list for each state: the calls that the policy made in it with their own tokens, and the teacher's best.
 
-    With `learn: best` a list holds the teacher's own call alone, where it names one that it has not scored low.
+    With `learn: best` a list holds the call alone that is imitated (see `judged_calls`), where there is one.
     """
     made = Lists()
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in own.values():
         groups.setdefault(trajectory.problem_id, []).append(trajectory)
+    answers: dict[tuple[str, int], list[TeacherSignal]] = {}
     for signal in said(signals, made.left_out):
-        assert signal.content is not None, "it says something"
         assert signal.turn is not None, "an action is asked for in a state"
-        state = _State(
-            own[signal.trajectories[0]], signal.turn, groups[signal.problem_id], arena, problems[signal.problem_id]
-        )
-        scores = _scores(signal.content)
-        if spec.learn == "listwise":
-            made.add(f"{state.trajectory.id}@{state.turn}", _rows(state, scores, made, max_length), spec.listwise.tau)
-        elif (why := _not_imitated(signal.content, spec.least_score)) is not None:
-            made.left_out[why] += 1
+        answers.setdefault((signal.trajectories[0], signal.turn), []).append(signal)
+    for (name, turn), about in answers.items():
+        problem = about[0].problem_id
+        state = _State(own[name], turn, groups[problem], arena, problems[problem])
+        found = judged(about, spec, made.pairs)
+        if not found.scores:
+            made.left_out[found.why] += 1
+        elif spec.learn == "listwise":
+            made.add(f"{name}@{turn}", _rows(state, found.scores, made, max_length), spec.listwise.tau)
+        elif found.imitated is None:
+            made.left_out[found.why] += 1
         else:
-            rows = _rows(state, scores[-1:], made, max_length)
+            rows = _rows(state, [(found.imitated, 1.0)], made, max_length)
             made.rows += [row for row, _ in rows]
             made.spans += [[len(made.rows) - 1] for _ in rows]
     made.weigh()
@@ -181,26 +193,6 @@ class _State:
         if isinstance(text, Failure) or self.arena.agent.parse(text, tools).error:
             return None
         return self.arena.template.completion(text)
-
-
-Scored = list[tuple[Mapping[str, Any], float]]
-"""Calls with the teacher's scores, from 0 to 1."""
-
-
-def _scores(content: Mapping[str, Any]) -> Scored:
-    """Return the calls with their scores; the teacher's own stands last and has the highest there is."""
-    scores: Scored = list(zip(content["candidates"], content["scores"], strict=True))
-    best = content["best"]
-    return scores if best is None else [(c, s) for c, s in scores if c != best] + [(best, 1.0)]
-
-
-def _not_imitated(content: Mapping[str, Any], least: float) -> str | None:
-    """Return why a teacher's best call is not imitated; None where it is."""
-    best = content["best"]
-    if best is None:
-        return "no_best"
-    given = [s for c, s in zip(content["candidates"], content["scores"], strict=True) if c == best]
-    return "below_least_score" if given and max(given) < least else None
 
 
 def _rows(state: _State, scores: Scored, made: Lists, max_length: int) -> list[tuple[TrainingRow, float]]:

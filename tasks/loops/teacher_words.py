@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from specs.ladder import Ranking
 from specs.records import NOT_TRAINED, Observation, Pair, Problem, Source, TeacherSignal, ToolCall, Trajectory, Turn
@@ -12,6 +12,7 @@ from tasks.episodes.seeds import world_seed
 from tasks.evidence.judge import judge
 from tasks.loops.collect import Arena
 from tasks.protocols import ToolSchema
+from tasks.teachers import orders
 
 
 @dataclass(slots=True)
@@ -27,6 +28,15 @@ class Taken:
     disagreed: int = 0
     """Pairs whose order depended on the order in which they were shown."""
     agreed: int = 0
+
+    def add(self, other: "Taken") -> None:
+        """Take in what came of another signal, about other problems."""
+        self.trajectories += other.trajectories
+        self.pairs += other.pairs
+        self.signals += other.signals
+        self.left_out.update(other.left_out)
+        self.disagreed += other.disagreed
+        self.agreed += other.agreed
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -70,13 +80,15 @@ def corrections(
     problems: Mapping[str, Problem],
     arena: Arena,
     max_length: int,
+    keep: Literal["all", "best"] = "all",
 ) -> Taken:
     """Return the corrections that the program's verifiers call a success, each with its pair (correction, own).
 
-    The teacher's calls are made in the world of the episode, after the turns that it kept: observations are the world's
+    Of several of one trajectory those that differ are kept, or the best. The teacher's calls are made in the world of the episode, after the turns that it kept: observations are the world's
     and not the teacher's. What was kept keeps its token ids.
     """
     taken = Taken(signals=len(signals))
+    held: dict[str, list[tuple[Trajectory, TeacherSignal]]] = {}
     for signal in said(signals, taken.left_out):
         trajectory = own[signal.trajectories[0]]
         made = _corrected(signal, trajectory, problems[signal.problem_id], arena)
@@ -85,13 +97,23 @@ def corrections(
             made = _verified(made, max_length)
         if isinstance(made, str):
             taken.left_out[made] += 1
-            continue
-        taken.trajectories.append(made)
-        margin = (made.reward or 0.0) - (trajectory.reward or 0.0)
-        taken.pairs.append(
-            Pair(f"{made.id}>{trajectory.id}", signal.problem_id, made.id, trajectory.id, margin, 1.0, signal.teacher)
-        )
+        elif any(made.ids == other.ids for other, _ in held.get(trajectory.id, ())):
+            taken.left_out["repeated"] += 1
+        else:
+            held.setdefault(trajectory.id, []).append((made, signal))
+    for name, found in held.items():
+        kept = found if keep == "all" else [max(found, key=lambda one: _worth(one[0]))]
+        taken.left_out["not_the_best"] += len(found) - len(kept)
+        for made, signal in kept:
+            taken.trajectories.append(made)
+            margin = (made.reward or 0.0) - (own[name].reward or 0.0)
+            taken.pairs.append(Pair(f"{made.id}>{name}", signal.problem_id, made.id, name, margin, 1.0, signal.teacher))
     return taken
+
+
+def _worth(made: Trajectory) -> tuple[float, int, int]:
+    """Return what decides between corrections that hold: the reward, then fewer turns, then fewer tokens."""
+    return made.reward or 0.0, -len(made.turns), -len(made.ids)
 
 
 def _verified(made: Trajectory, max_length: int) -> Trajectory | str:
@@ -173,8 +195,9 @@ def _record(signal: TeacherSignal, own: Trajectory, keep: int, run: _Run, arena:
         if number < len(run.steps) - 1:
             for source, tokens in arena.template.observation(observation, cut=False):
                 append(source, tokens)
+    number = f"#{signal.sample}" if signal.sample else ""
     return replace(
-        own, id=f"corrected/{own.id}", ids=ids, sources=sources, logprobs=logprobs, turns=turns, policy_versions=[],
+        own, id=f"corrected/{own.id}{number}", ids=ids, sources=sources, logprobs=logprobs, turns=turns, policy_versions=[],
         status="finished" if run.ended else "turn_limit", sampling={"kept_turns": keep}, final_state=run.final_state,
         answer=run.answer, verdicts=[], success=None, reward=None, reward_parts={}, latency={},
         origin=f"correction/{signal.teacher}", tags=[*own.tags, "corrected"],
@@ -209,25 +232,10 @@ def ordered(signals: Sequence[TeacherSignal], own: Mapping[str, Trajectory], spe
 
 def _agreed(answers: Sequence[TeacherSignal], taken: Taken) -> dict[tuple[str, str], float]:
     """Return the pairs (better, worse) on which all answers agree, with their mean distance in tiers."""
-    orders = [_preferred(answer) for answer in answers]
-    either = {frozenset(pair) for order in orders for pair in order}
-    both = {p for p in orders[0] if all(p in order for order in orders[1:])}
+    both, apart = orders.agreed([(answer.content or {})["tiers"] for answer in answers])
     taken.agreed += len(both)
-    taken.disagreed += len(either) - len(both)
-    return {p: sum(order[p] for order in orders) / len(orders) for p in orders[0] if p in both}
-
-
-def _preferred(answer: TeacherSignal) -> dict[tuple[str, str], int]:
-    assert answer.content is not None, "asked of signals that say something"
-    tiers: list[list[str]] = answer.content["tiers"]
-    return {
-        (a, b): lower - upper
-        for upper, better in enumerate(tiers)
-        for lower, worse in enumerate(tiers)
-        if upper < lower
-        for a in better
-        for b in worse
-    }
+    taken.disagreed += apart
+    return both
 
 
 def _pairs(

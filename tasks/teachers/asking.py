@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specs.ladder import Asking
@@ -67,7 +67,7 @@ def _score(found: _Questions, asking: Asking, problem: Problem, tools: Schemas, 
         if empty(trajectory):
             found.skipped["empty"] += 1
         else:
-            dimensions = tuple(asking.dimensions)
+            dimensions = asking.dimensions if isinstance(asking.dimensions, dict) else tuple(asking.dimensions)
             found.asks.append(Ask("score", problem, tools, (trajectory,), dimensions=dimensions, scale=asking.scale))
 
 
@@ -83,7 +83,8 @@ def _sample(found: _Questions, asking: Asking, problem: Problem, tools: Schemas,
     failed = [t for t in distinct(members) if not t.success]
     found.skipped["succeeded"] += sum(bool(t.success) for t in members)
     found.skipped["beyond_per_problem"] += max(0, len(failed) - asking.per_problem)
-    found.asks += [Ask("sample", problem, tools, (t,)) for t in failed[: asking.per_problem]]
+    kept = failed[: asking.per_problem]
+    found.asks += [Ask("sample", problem, tools, (t,), sample=n) for t in kept for n in range(asking.samples)]
 
 
 def _rank(found: _Questions, asking: Asking, problem: Problem, tools: Schemas, members: Members) -> None:
@@ -104,9 +105,13 @@ def _action(found: _Questions, asking: Asking, problem: Problem, tools: Schemas,
     for state in kept:
         calls = tuple(state.calls[: asking.candidates])
         found.skipped["beyond_candidates"] += len(state.calls) - len(calls)
-        found.asks.append(
-            Ask("action", problem, tools, (state.trajectory,), turn=state.turn, actions=calls, scale=asking.scale)
-        )
+        ask = Ask(
+            "action", problem, tools, (state.trajectory,), turn=state.turn, actions=calls, form=asking.form,
+            scale=asking.scale,
+        )  # fmt: skip
+        found.asks.append(ask)
+        if asking.form == "rank" and asking.swaps and len(calls) > 1:
+            found.asks.append(replace(ask, actions=calls[::-1], swapped=True))
 
 
 _OF: dict[str, Callable[[_Questions, Asking, Problem, Schemas, Members], None]] = {

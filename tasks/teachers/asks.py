@@ -6,8 +6,9 @@ as an escape, so that it opens no tag either. The instruction comes before it, i
 
 import json
 import string
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from specs.records import Problem, ToolCall, Trajectory, Turn
 from specs.teachers import Signal
@@ -32,9 +33,13 @@ class Ask:
     turn: int | None = None
     """For `action`: the state before this turn."""
     actions: tuple[ToolCall, ...] = ()
-    """For `action`: calls that are to be scored."""
-    dimensions: tuple[str, ...] = ()
-    """For `score`."""
+    """For `action`: calls that are to be judged, in the order in which they are shown."""
+    form: Literal["score", "rank"] = "score"
+    """For `action`: whether they are scored or put in order."""
+    swapped: bool = False
+    """For `action`: whether it is the same question once more, with the calls in the other order."""
+    dimensions: tuple[str, ...] | Mapping[str, str] = ()
+    """For `score`: names, or with what is meant by each."""
     scale: int = 10
     sample: int = 0
     """Number among equal questions."""
@@ -46,7 +51,8 @@ class Ask:
         """Return a name that no other question of a node has."""
         about = ",".join(t.id for t in self.candidates)
         at = "" if self.turn is None else f"@{self.turn}"
-        return f"{self.signal}/{about}{at}#{self.sample}"
+        turned = "/swapped" if self.swapped else ""
+        return f"{self.signal}/{about}{at}{turned}#{self.sample}"
 
     @property
     def names(self) -> list[str]:
@@ -68,6 +74,7 @@ class Ask:
             "request": self.problem.text,
             "tools": [{"name": t.name, "about": t.description, "arguments": t.parameters} for t in self.tools],
         }
+        described = self.dimensions
         match self.signal:
             case "rank":
                 attempts = zip(self.names, self.candidates, strict=True)
@@ -75,11 +82,12 @@ class Ask:
             case "action":
                 calls = {n: call_data(c) for n, c in zip(self.names, self.actions, strict=True)}
                 so_far = [turn_data(i, t) for i, t in enumerate(self.candidates[0].turns[: self.turn], 1)]
-                return shown | {"so_far": so_far, "candidates": calls, "scale": self.scale}
+                scale = {"scale": self.scale} if self.form == "score" else {}
+                return shown | {"so_far": so_far, "candidates": calls, **scale}
             case "score":
                 return shown | {
                     "attempt": attempt(self.candidates[0]),
-                    "dimensions": list(self.dimensions),
+                    "dimensions": dict(described) if isinstance(described, Mapping) else list(described),
                     "scale": self.scale,
                 }
             case "sample":
@@ -92,7 +100,7 @@ class Ask:
         first, written = self.candidates[0], self._written()
         match self.signal:
             case "score":
-                return reading.scores(text, self.dimensions, self.scale, written) | self._marked()
+                return reading.scores(text, tuple(self.dimensions), self.scale, written) | self._marked()
             case "rank":
                 tiers = reading.order(text, self.names, written)["tiers"]
                 return {"tiers": [[self.candidates[i].id for i in tier] for tier in tiers]} | self._marked()
@@ -101,8 +109,10 @@ class Ask:
             case "sample":
                 return reading.correction(text, len(first.turns), written)
             case "action":
-                calls = [call_data(c) for c in self.actions]
-                return reading.actions(text, self.names, self.scale, written) | {"candidates": calls}
+                calls = {"candidates": [call_data(c) for c in self.actions]}
+                if self.form == "rank":
+                    return reading.ranked_actions(text, self.names, written) | calls
+                return reading.actions(text, self.names, self.scale, written) | calls
             case "logprobs":
                 raise Unreadable("logprobs are not had in words")
 

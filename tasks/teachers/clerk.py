@@ -47,7 +47,10 @@ def answer(ask: Ask, environment: Environment, world_seed: Callable[[int], int])
             keep = min(walked.together, len(walked.solution.turns) - 1)
             return {"keep": keep, "calls": [call_data(c) for c, _ in walked.solution.turns[keep:]]}
         case "action":
-            return _actions(ask, walks[0])
+            said = _actions(ask, walks[0])
+            if ask.form == "score":
+                return said
+            return {"order": _order(ask.names, [(said["score"][n], 0.0) for n in ask.names]), "best": said["best"]}
         case "logprobs":
             raise Unreadable("a clerk has no probabilities")
 

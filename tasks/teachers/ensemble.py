@@ -67,14 +67,15 @@ def _score(votes: Votes, combine: Combine) -> Json:
 
 def _rank(votes: Votes, combine: Combine) -> Json:
     """Add up the share of the others that each candidate is placed above (Borda); ties share their places."""
-    points: dict[str, float] = {}
+    points: dict[Any, float] = {}
+    """By trajectory, or by number of a candidate call."""
     for weight, content in votes:
         below = sum(len(tier) for tier in content["tiers"])
         for tier in content["tiers"]:
             below -= len(tier)
             for name in tier:
                 points[name] = points.get(name, 0.0) + weight * (below + (len(tier) - 1) / 2)
-    tiers: dict[float, list[str]] = {}
+    tiers: dict[float, list[Any]] = {}
     for name, value in sorted(points.items(), key=lambda item: -item[1]):
         tiers.setdefault(round(value, 9), []).append(name)
     return {"tiers": list(tiers.values())}
@@ -103,8 +104,10 @@ def _label(votes: Sequence[tuple[float, str]]) -> str:
 
 def _action(votes: Votes, combine: Combine) -> Json:
     first = votes[0][1]
-    scores = [_middle([(w, c["scores"][i]) for w, c in votes], combine) for i in range(len(first["scores"]))]
     named = [(w, c["best"]) for w, c in votes if c["best"] is not None]
+    if "tiers" in first:
+        return _rank(votes, combine) | {"best": _call(named), "candidates": first["candidates"]}
+    scores = [_middle([(w, c["scores"][i]) for w, c in votes], combine) for i in range(len(first["scores"]))]
     return {"scores": scores, "best": _call(named), "candidates": first["candidates"]}
 
 

@@ -109,7 +109,11 @@ def scores(text: str, dimensions: Sequence[str], scale: float, written: Sequence
 
 def order(text: str, names: Sequence[str], written: Sequence[str] = ()) -> dict[str, Any]:
     """Return tiers of indices, best first; a list within the list is a tie."""
-    given = the_object(text, ["order"], written)["order"]
+    return {"tiers": _tiers(the_object(text, ["order"], written)["order"], names)}
+
+
+def _tiers(given: Any, names: Sequence[str]) -> list[list[int]]:
+    """Return an order of labels as tiers of indices. Unreadable where it is not about each label, once."""
     if not isinstance(given, list) or not given:
         raise Unreadable(f"order is {given!r}, expected a list of {', '.join(names)}")
     tiers = [entry if isinstance(entry, list) else [entry] for entry in given]
@@ -118,11 +122,11 @@ def order(text: str, names: Sequence[str], written: Sequence[str] = ()) -> dict[
         raise Unreadable("order holds something that is no label")
     strange = sorted({n for n in flat if n not in names})
     missing = [n for n in names if n not in flat]
-    if strange or missing or len(flat) != len(names):
-        told = [f"unknown {', '.join(strange)}"] if strange else []
-        told += [f"missing {', '.join(missing)}"] if missing else []
-        raise Unreadable("; ".join(told or ["a candidate stands in it twice"]))
-    return {"tiers": [[names.index(n) for n in tier] for tier in tiers if tier]}
+    twice = sorted({n for n in flat if flat.count(n) > 1})
+    told = [f"{what} {', '.join(x)}" for what, x in (("unknown", strange), ("missing", missing), ("twice", twice)) if x]
+    if told:
+        raise Unreadable("; ".join(told))
+    return [[names.index(n) for n in tier] for tier in tiers if tier]
 
 
 def critique(text: str, turns: int, written: Sequence[str] = ()) -> dict[str, Any]:
@@ -172,6 +176,17 @@ def actions(text: str, names: Sequence[str], scale: float, written: Sequence[str
     if best is None and not names:
         raise Unreadable("neither a score nor a best call")
     return {"scores": scored, "best": best}
+
+
+def ranked_actions(text: str, names: Sequence[str], written: Sequence[str] = ()) -> dict[str, Any]:
+    """Return tiers of indices of candidate calls, best first, and the call that the teacher would make."""
+    data = the_object(text, ["order", "best"], written)
+    given, best = data.get("order", []), _call(data.get("best"), "best")
+    if not names and given:
+        raise Unreadable(f"order is {given!r:.80}, but there is no candidate")
+    if best is None and not names:
+        raise Unreadable("neither an order nor a best call")
+    return {"tiers": _tiers(given, names) if names else [], "best": best}
 
 
 def marked(signal: Signal, texts: Sequence[str]) -> bool:

@@ -1,13 +1,15 @@
-"""Which teacher is asked about a problem. Pure: the same problem goes to the same teacher, whatever else there is."""
+"""Which teacher is asked about a problem. Pure: where rules name problems alone, the same one goes to the same teacher, whatever
+else there is."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from specs.errors import TeacherError
 from specs.records import Problem
 from specs.routing import HistoryWeights, Route
-from specs.when import PROBLEM_NAMES, Expression, parse, problem_values
+from specs.when import ROUTING_NAMES, Expression, parse, problem_values
 
 _NAMED = 20
 Tally = Mapping[tuple[str, str], tuple[int, int]]
@@ -23,37 +25,46 @@ class Rule:
     when: Expression | None
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rule decides about: a problem, or a state in which it is asked."""
+
+    id: str
+    problem: Problem
+    values: Mapping[str, Any]
+    """What conditions are evaluated with."""
+
+
 @dataclass(slots=True)
 class Routed:
-    """Where problems go."""
+    """Where problems, or states, go."""
 
     teacher: dict[str, str] = field(default_factory=dict[str, str])
-    """Problem id -> teacher."""
+    """Place -> teacher."""
     rules: Counter[int] = field(default_factory=Counter[int])
-    """Rule -> problems."""
+    """Rule -> places."""
     by_default: Counter[str] = field(default_factory=Counter[str])
-    """Problem type -> problems that no rule with a condition held for."""
+    """Problem type -> places that no rule with a condition held for."""
 
 
 def rules_of(routing: Sequence[Route]) -> list[Rule]:
     """Return the rules with their conditions parsed."""
-    return [Rule(i, r, None if r.when is None else parse(r.when, PROBLEM_NAMES)) for i, r in enumerate(routing)]
+    return [Rule(i, r, None if r.when is None else parse(r.when, ROUTING_NAMES)) for i, r in enumerate(routing)]
 
 
-def rule_for(problem: Problem, rules: Sequence[Rule]) -> Rule:
-    """Return the first rule that holds; the last one holds always."""
-    values = problem_values(problem)
+def rule_for(values: Mapping[str, Any], rules: Sequence[Rule]) -> Rule:
+    """Return the first rule that holds of what is known; the last one holds always."""
     return next(r for r in rules if r.when is None or r.when.evaluate(values))
 
 
-def route(problems: Sequence[Problem], routing: Sequence[Route], draw: Callable[[str], float], tally: Tally) -> Routed:
-    """Return the teacher of each problem, drawn by weight: `draw` gives a number in [0, 1) for a problem's id.
+def route(places: Sequence[Place], routing: Sequence[Route], draw: Callable[[str], float], tally: Tally) -> Routed:
+    """Return the teacher of each place, drawn by weight: `draw` gives a number in [0, 1) for its problem's id.
 
     TeacherError, before anything is asked, with every problem that the last rule rejects.
     """
     rules, found, refused = rules_of(routing), Routed(), list[Problem]()
-    for problem in problems:
-        rule = rule_for(problem, rules)
+    for place in places:
+        rule, problem = rule_for(place.values, rules), place.problem
         found.rules[rule.number] += 1
         if rule.when is None and len(rules) > 1:
             found.by_default[problem.type] += 1
@@ -61,17 +72,19 @@ def route(problems: Sequence[Problem], routing: Sequence[Route], draw: Callable[
             refused.append(problem)
         else:
             weights = weights_of(rule.route, problem.type, tally)
-            found.teacher[problem.id] = drawn(weights, draw(problem.id))
-    _none_refused(refused, len(problems))
+            found.teacher[place.id] = drawn(weights, draw(problem.id))
+    none_refused(list({p.id: p for p in refused}.values()), len({p.problem.id for p in places}))
     return found
 
 
 def require_teachers(problems: Sequence[Problem], rules: Sequence[Rule]) -> None:
     """Raise TeacherError with every problem that the last rule rejects."""
-    _none_refused([p for p in problems if rule_for(p, rules).route.reject], len(problems))
+    refused = [p for p in problems if rule_for(problem_values(p), rules).route.reject]
+    none_refused(refused, len(problems))
 
 
-def _none_refused(refused: Sequence[Problem], count: int) -> None:
+def none_refused(refused: Sequence[Problem], count: int) -> None:
+    """Raise TeacherError with every problem, of so many, that no rule is for."""
     if refused:
         named = ", ".join(f"{p.id} ({p.type})" for p in refused[:_NAMED])
         more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from specs.records import TeacherSignal, ToolCall, Trajectory
 from tasks.teachers.asking import call_key, state_key
+from tasks.teachers.orders import shares
 
 Json = dict[str, Any]
 
@@ -131,12 +132,20 @@ def _choices(content: Json, own: Trajectory, turn: int, group: Sequence[Trajecto
         call = other.turns[turn].call if len(other.turns) > turn else None
         if call is not None and other.success is not None and state_key(other, turn) == past:
             succeeded[call_key(call)] = succeeded.get(call_key(call), False) or other.success
-    worth = {_key(c): score for c, score in zip(content["candidates"], content["scores"], strict=True)}
+    worth = {_key(c): score for c, score in zip(content["candidates"], _worth(content), strict=True)}
     if content["best"] is not None:
         worth[_key(content["best"])] = float("inf")
     good = [worth[key] for key, well in succeeded.items() if well and key in worth]
     bad = [worth[key] for key, well in succeeded.items() if not well and key in worth]
     return sum(g > b for g in good for b in bad), len(good) * len(bad)
+
+
+def _worth(content: Json) -> list[float]:
+    """Return what each candidate call of an answer is worth: its score, or its place in the order."""
+    if "scores" in content:
+        return content["scores"]
+    found = shares(content["tiers"])
+    return [found[i] for i in range(len(content["candidates"]))]
 
 
 def _key(call: Mapping[str, Any]) -> str:

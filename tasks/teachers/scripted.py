@@ -56,6 +56,8 @@ class ScriptedClient:
 def spoiled(ask: Ask, content: Json) -> Json:
     """Return the opposite of an answer, in the same form; a correction loses its last call but one."""
     match ask.signal:
+        case "action" if ask.form == "rank":
+            return {"order": content["order"][::-1], "best": None}
         case "score" | "action":
             turned = {name: ask.scale - value for name, value in content["score"].items()}
             return {**content, "score": turned, **({"best": None} if ask.signal == "action" else {})}

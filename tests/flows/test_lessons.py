@@ -27,7 +27,7 @@ from specs.preference import DPO, Pairing
 from specs.records import TeacherSignal, pair_from, problem_from
 from tasks.episodes.environments import environment_for
 from tasks.episodes.seeds import world_seed
-from tasks.episodes.shards import read_shards
+from tasks.episodes.shards import read_shards, write_shards
 from tasks.teachers.asking import asks_for
 from tasks.teachers.asks import Unreadable
 from tasks.teachers.clerk import answer
@@ -60,7 +60,7 @@ def taught(folder, at, rollouts, signal, spoil=lambda text: text, **asking):
     for ask in asks:
         made = TeacherSignal(
             ask.id, signal, "clerk", "clerk", f"{signal}@1", ask.problem.id, ask.problem.type,
-            [t.id for t in ask.candidates], ask.turn,
+            [t.id for t in ask.candidates], ask.turn, ask.sample,
         )  # fmt: skip
         try:
             made.content = ask.read(spoil(json.dumps(answer(ask, desk, world_seed))))
@@ -73,9 +73,9 @@ def taught(folder, at, rollouts, signal, spoil=lambda text: text, **asking):
 
 
 def run(body, folder, at, name, signal, rule, **more):
-    fit = more.pop("fit", None)
+    fit, beside = more.pop("fit", None), more.pop("beside", None)
     inputs = {"policy": at["taught"], "data.train": at["data.train"], **more}
-    params = JUDGED | ROLL | {"signal": signal, "rule": rule, "draws": DRAWS}
+    params = JUDGED | ROLL | {"signal": signal, "rule": rule, "draws": DRAWS} | ({"beside": beside} if beside else {})
     params |= {
         "algorithm": fit or Fit(at_least=2, epochs=12 if signal == "sample" else 3, per_step=8, optimizer=FAST),
         "policy": POLICY,
@@ -132,6 +132,32 @@ def test_a_correction_that_does_not_hold_is_counted_and_never_trains(base, drawn
     assert f"{figures['signals']} left out: {reason}" in outcome.notes
 
 
+def test_of_several_corrections_those_that_differ_are_kept_or_the_best(base, drawn, tmp_path):
+    """The clerk's, with a look at the stock before its last call in the second of three."""
+    _, at = base
+    said = taught(tmp_path / "teach", at, drawn, "sample", samples=3)
+    lines = list(read_rows(said / "signals.jsonl"))
+    detour = {"name": "check_stock", "arguments": {"product": "lamp", "quantity": 1}}
+    for line in lines:
+        if line["sample"] == 1 and line["content"]:
+            calls = line["content"]["calls"]
+            line["content"] = line["content"] | {"calls": [*calls[:-1], detour, calls[-1]]}
+    write_rows(said / "signals.jsonl", [TeacherSignal(**line) for line in lines])
+    figures = {}
+    for keep in ("all", "best"):
+        rule = Corrections(samples=3, keep=keep)
+        kept, _ = run(lessons.take, tmp_path, at, keep, "sample", rule, rollouts=drawn, teach=said)
+        figures[keep] = read(kept.out / "lessons.json")
+        pairs = [pair_from(line) for line in read_rows(kept.out / "pairs.jsonl")]
+        made = {t.id: t for t in read_shards(kept.out / "trajectories")}
+        failures = {p.rejected for p in pairs}
+        assert len({p.chosen for p in pairs}) == len(pairs)
+    assert {len(made[p.chosen].turns) for p in pairs} <= {len(made[f"corrected/{f}"].turns) for f in failures}
+    assert len(pairs) == len(failures) == figures["best"]["pairs"] < figures["all"]["pairs"]
+    assert figures["all"]["left_out"]["repeated"] >= len(failures)
+    assert figures["best"]["left_out"]["not_the_best"] == figures["all"]["pairs"] - len(pairs)
+
+
 def test_an_order_becomes_pairs_where_both_ways_of_showing_agree(base, drawn, tmp_path):
     _, at = base
     said = taught(tmp_path / "teach", at, drawn, "rank")
@@ -171,11 +197,12 @@ def test_scores_become_a_soft_label(base, drawn, tmp_path, utility):
     assert not torch.equal(weights(made.out), weights(at["taught"]))
 
 
+@pytest.mark.parametrize("form", ["score", "rank"])
 @pytest.mark.parametrize("learn", ["listwise", "best"])
-def test_scored_calls_of_a_state_become_action_distillation(base, drawn, tmp_path, learn):
+def test_judged_calls_of_a_state_become_action_distillation(base, drawn, tmp_path, learn, form):
     _, at = base
-    said = taught(tmp_path / "teach", at, drawn, "action")
-    rule = Actions(learn=learn)
+    said = taught(tmp_path / "teach", at, drawn, "action", form=form)
+    rule = Actions(learn=learn, form=form)
     made, outcome = run(lessons.listwise, tmp_path, at, "fit", "action", rule, rollouts=drawn, teach=said)
     assert outcome.metrics["loss"] < outcome.metrics["first_loss"]
     assert read(made.out / "rows.json")["sources"]["action"]["rows"] > 4
@@ -211,6 +238,23 @@ def test_a_call_that_the_teacher_scored_low_is_not_imitated(base, drawn, tmp_pat
     assert torch.equal(weights(made.out), weights(at["taught"]))
 
 
+def test_calls_whose_order_depends_on_how_they_are_shown_teach_nothing(base, drawn, tmp_path):
+    _, at = base
+
+    def first_as_shown(text):
+        order = [n for e in json.loads(text)["order"] for n in (e if isinstance(e, list) else [e])]
+        return json.dumps({"order": sorted(order), "best": None if order else {"name": "finish"}})
+
+    said = taught(tmp_path / "teach", at, drawn, "action", spoil=first_as_shown, form="rank")
+    made, outcome = run(
+        lessons.listwise, tmp_path, at, "fit", "action", Actions(form="rank"), rollouts=drawn, teach=said,
+        fit=Fit(at_least=0, optimizer=FAST),
+    )  # fmt: skip
+    assert any("pairs of calls depended on how they were shown: they count as even" in n for n in outcome.notes)
+    assert any("left out: tie" in n for n in outcome.notes)
+    assert torch.equal(weights(made.out), weights(at["taught"]))
+
+
 def test_scores_and_critiques_become_advantages(base, drawn, tmp_path):
     _, at = base
     scores = taught(tmp_path / "scores", at, drawn, "score", dimensions=["result", "care"])
@@ -226,6 +270,61 @@ def test_scores_and_critiques_become_advantages(base, drawn, tmp_path):
     )
     assert outcome.metrics["critiques"] > 50
     assert not torch.equal(weights(made.out), weights(at["taught"]))
+
+
+def halves(folder, at, drawn, signals):
+    """Return folders of two signals, each about every other problem, and the problems of each."""
+    names = sorted({t.problem_id for t in read_shards(drawn / "trajectories")})
+    folders = []
+    for i, (signal, more) in enumerate(signals.items()):
+        said = taught(folder / signal, at, drawn, signal, **more)
+        kept = [line for line in read_rows(said / "signals.jsonl") if line["problem_id"] in names[i::2]]
+        write_rows(said / "signals.jsonl", [TeacherSignal(**line) for line in kept])
+        (said / "signals.json").write_text(json.dumps({"problems": names[i::2]}))
+        folders.append(said)
+    return folders, [set(names[i::2]) for i in range(2)]
+
+
+def test_critiques_and_scores_of_different_problems_are_one_policy_gradient(base, drawn, tmp_path):
+    _, at = base
+    folders, (ours, theirs) = halves(tmp_path, at, drawn, {"critique": {}, "score": {"dimensions": ["result", "care"]}})
+    given = {"rollouts": drawn, "teach": folders[0], "teach.score": folders[1]}
+    made, outcome = run(
+        lessons.practised, tmp_path, at, "fit", "critique", Critique(), beside={"score": Scoring()}, **given
+    )
+    assert outcome.metrics["critiques"] > 20
+    assert outcome.metrics["score_of_successes"] > outcome.metrics["score_of_failures"]
+    alone = [
+        run(lessons.practised, tmp_path, at, f"alone{i}", signal, rule, rollouts=only, teach=folders[i])[1]
+        for i, (signal, rule, only) in enumerate(
+            [("critique", Critique(), part(tmp_path, drawn, ours)), ("score", Scoring(), part(tmp_path, drawn, theirs))]
+        )
+    ]
+    assert outcome.metrics["units"] == sum(a.metrics["units"] for a in alone)
+    assert outcome.metrics["teaching_groups"] == sum(a.metrics["teaching_groups"] for a in alone)
+    assert not torch.equal(weights(made.out), weights(at["taught"]))
+
+
+def part(folder, drawn, problems):
+    """Return a folder with the rollouts of some problems."""
+    out = folder / f"part{len(list(folder.glob('part*')))}"
+    write_shards(out / "trajectories", [t for t in read_shards(drawn / "trajectories") if t.problem_id in problems])
+    return out
+
+
+def test_corrections_and_orders_of_different_problems_make_pairs_together(base, drawn, tmp_path):
+    _, at = base
+    folders, (ours, theirs) = halves(tmp_path, at, drawn, {"rank": {}, "sample": {}})
+    given = {"rollouts": drawn, "teach": folders[0], "teach.sample": folders[1]}
+    beside = {"sample": Corrections(learn="pairs")}
+    kept, _ = run(lessons.take, tmp_path, at, "take", "rank", Ranking(), beside=beside, **given)
+    pairs = [pair_from(line) for line in read_rows(kept.out / "pairs.jsonl")]
+    corrected = {p.problem_id for p in pairs if p.chosen.startswith("corrected/")}
+    assert corrected
+    assert corrected <= theirs
+    assert {p.problem_id for p in pairs} - corrected <= ours
+    known = {t.id for t in read_shards(kept.out / "trajectories")}
+    assert {side for p in pairs for side in (p.chosen, p.rejected)} <= known
 
 
 def test_a_teacher_that_says_nothing_stops_the_stage_with_the_reason(base, drawn, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from flows.cli import main
 from flows.nodes import Plan
 from flows.taught import as_opd
+from specs.errors import ProgramError
 from specs.ladder import FromTeacher
 from specs.stages import Stage
 from tests.flows.programs import SMALL, changed, nodes, plan
@@ -110,6 +111,87 @@ def test_weights_of_answers_ask_nothing_anew():
     assert nodes(first)["s0"].plan_key != nodes(other)["s0"].plan_key
     third = taught({"type": "soft_label", "rubric": {"dimensions": {"result": 1.0}}})
     assert nodes(first)["s0.teach1"].plan_key != nodes(third)["s0.teach1"].plan_key
+
+
+def test_a_plain_question_has_the_key_that_it_has_beside_other_forms():
+    plain, ranked = {"type": "action_distill"}, {"type": "action_distill", "actions": {"form": "rank"}}
+    made = nodes(taught(plain, ranked))
+    assert "form" not in made["s0.teach1"].params["asking"]
+    assert (made["s0.teach1"].params["prompt"], made["s1.teach1"].params["prompt"]) == ("action@1", "action_rank@1")
+    assert made["s0.teach1"].plan_key != made["s1.teach1"].plan_key
+    words = taught(plain, ranked).details["losses"]["s1"]["words"]
+    assert "in order and in both orders of showing" in words
+
+
+def test_an_order_of_calls_costs_two_questions_a_state():
+    closed = {"kind": "openai", "model": "m", "base_url": "http://x/v1", "gives": ["action"]}
+    forms = [{"type": "action_distill", "actions": {"form": f}} for f in ("score", "rank")]
+    one, two = (nodes(taught(f, teacher=closed))["s0.teach1"].estimate.teacher_calls for f in forms)
+    assert two == 2 * one > 0
+
+
+def mixed(gives: list[str], **settings: Any) -> Plan:
+    """Return a plan in which mails go to a teacher that gives the first signal, and all else to one that gives the second."""
+    stage = {"id": "s0", "from": "teach", "algorithm": {"type": "from_teacher", **settings}, "data": ["train"]}
+    data = changed(SMALL, "stages", [SMALL["stages"][0], stage])
+    data = changed(data, "teachers", {n: CLERK | {"gives": [g]} for n, g in zip(("one", "other"), gives, strict=True)})
+    rules = [{"when": "problem.type == 'mail'", "teachers": {"one": 1.0}}, {"teachers": {"other": 1.0}}]
+    return plan(changed(data, "routing", rules))
+
+
+def test_rules_with_signals_of_one_loss_are_asked_side_by_side():
+    made = mixed(["score", "critique"], goal="succeed")
+    assert kinds(made, "s0") == [
+        ("s0.rollouts1", "rollouts"),
+        ("s0.teach1.critique", "teach"),
+        ("s0.teach1.score", "teach"),
+        ("s0", "train.practised"),
+    ]
+    found = nodes(made)
+    assert found["s0"].inputs["teach"] == "s0.teach1.critique"
+    assert found["s0"].inputs["teach.score"] == "s0.teach1.score"
+    assert (found["s0"].params["signal"], list(found["s0"].params["beside"])) == ("critique", ["score"])
+    asked = {s: found[f"s0.teach1.{s}"].params for s in ("critique", "score")}
+    assert {s: (p["rules"], list(p["teachers"])) for s, p in asked.items()} == {
+        "critique": ([1], ["other"]),
+        "score": ([0], ["one"]),
+    }
+    words = made.details["losses"]["s0"]["words"]
+    assert "signal critique of" in words
+    assert "and signal score of" in words
+    assert "no finer signal: routing[0]: critique is not given by one" in words
+    with pytest.raises(ProgramError, match="give nothing of logprobs, action, rank, sample that one loss trains on"):
+        mixed(["sample", "rank"])
+    pairs = mixed(["sample", "rank"], corrections={"learn": "pairs"})
+    assert kinds(pairs, "s0")[1:] == [
+        ("s0.teach1.rank", "teach"),
+        ("s0.teach1.sample", "teach"),
+        ("s0.lessons1", "lessons"),
+        ("s0", "train.preference"),
+    ]
+
+
+def test_several_corrections_of_a_failure_are_in_the_price_and_the_key():
+    closed = {"kind": "openai", "model": "m", "base_url": "http://x/v1", "gives": ["sample"], "temperature": 1.0}
+    rules = [{}, {"samples": 3}, {"samples": 3, "keep": "best"}]
+    made = [nodes(taught({"type": "from_teacher", "corrections": r}, teacher=closed)) for r in rules]
+    asked = [m["s0.teach1"] for m in made]
+    assert asked[1].estimate.teacher_calls == 3 * asked[0].estimate.teacher_calls > 0
+    assert asked[0].plan_key != asked[1].plan_key == asked[2].plan_key
+    assert "samples" not in asked[0].params["asking"]
+    assert made[0]["s0.lessons1"].params["rule"] == {"kept_turns": False}
+    assert made[1]["s0.lessons1"].plan_key != made[2]["s0.lessons1"].plan_key
+    assert made[1]["s0"].estimate.tokens == 3 * made[2]["s0"].estimate.tokens
+
+
+def test_what_is_meant_by_a_dimension_is_a_question_of_its_own_and_no_other_training():
+    rubrics = [{}, {"about": {"care": "Nothing was done that was not asked for."}}]
+    made = [nodes(taught({"type": "soft_label", "rubric": r})) for r in rubrics]
+    assert made[0]["s0.teach1"].params["asking"]["dimensions"] == ["result", "care"]
+    assert made[1]["s0.teach1"].params["asking"]["dimensions"] == {"result": "", **rubrics[1]["about"]}
+    assert made[1]["s0.teach1"].params["prompt"] == "score_described@1"
+    assert made[0]["s0"].params == made[1]["s0"].params
+    assert "about" not in made[0]["s0"].params["rule"]["rubric"]
 
 
 PROGRAM = (

@@ -10,7 +10,7 @@ from flows.context import NodeContext
 from flows.work.teaching import teach
 from specs.errors import BudgetError, TeacherError
 from specs.ladder import Asking, WordSignal
-from specs.prompting import CURRENT, prompt
+from specs.prompting import CURRENT, prompt, version_for
 from specs.records import Problem, TeacherSignal, Trajectory, signal_from
 from specs.routing import Route
 from specs.teachers import BLACK_BOX
@@ -72,14 +72,14 @@ def told(context: NodeContext) -> dict[str, Any]:
     return json.loads((context.out / "signals.json").read_text())
 
 
-def asked(signal: WordSignal, inputs: dict[str, Path], own: list[Trajectory]) -> list[Ask]:
+def asked(signal: WordSignal, inputs: dict[str, Path], own: list[Trajectory], **more: Any) -> list[Ask]:
     desk = environment_for("desk", DESK)
     problems = {
         p.id: p
         for x in (inputs["data.train"] / "records.jsonl").read_text().splitlines()
         for p in [Problem(**json.loads(x))]
     }
-    asking = Asking(signal=signal, dimensions=["right"]).model_dump(mode="json")
+    asking = Asking.model_validate({"signal": signal, "dimensions": ["right"]} | more).model_dump(mode="json")
     return asks_for(asking, own, problems, desk.tools)[0]
 
 
@@ -114,6 +114,34 @@ def test_the_clerk_and_a_closed_api_say_the_same(tmp_path: Path, drawn: Any, sig
     assert card["agreement"]["judged"] >= {"action": 3, "sample": 6}.get(signal, 8)
     assert {s.revision for s in two} == {"openai m"}
     assert all(s.prompt == CURRENT[signal] for s in one)
+
+
+@pytest.mark.parametrize(
+    "change", [{"signal": "action", "form": "rank"}, {"signal": "score", "dimensions": {"right": "Is it?"}}]
+)
+def test_other_forms_of_a_question_reach_a_closed_api(tmp_path: Path, drawn: Any, change: dict[str, Any]) -> None:
+    inputs, own = drawn
+    asking = Asking(**change)
+    version = version_for(asking.model_dump())
+    assert version != CURRENT[asking.signal]
+    asks = asked(asking.signal, inputs, own, **{k: v for k, v in change.items() if k != "signal"})
+    with serving(thinking(asks, prompt(version).text)) as server:
+        behind = {"kind": "openai", "model": "m", "base_url": server.url, "failure_share": 1.0}
+        roster = {"behind": made(tmp_path, "behind", inputs, asking.signal, {"closed": behind}, asking=asking, prompt=version),
+                  "scripted": made(tmp_path, "scripted", inputs, asking.signal, {"clerk": CLERK}, asking=asking, prompt=version)}  # fmt: skip
+        for context in roster.values():
+            teach(context)
+        assert len(server.seen.bodies) == len({json.dumps(a.data()) for a in asks})
+    one, two = (signals(context) for context in roster.values())
+    assert [s.content for s in one] == [s.content for s in two]
+    assert {s.prompt for s in one} == {version}
+    card = told(roster["scripted"])["scorecard"]["clerk"]
+    assert card["agreement"]["rate"] > 0.8
+    spoiled = made(
+        tmp_path, "spoiled", inputs, asking.signal, {"clerk": CLERK | {"noise": 1.0}}, asking=asking, prompt=version
+    )
+    teach(spoiled)
+    assert told(spoiled)["scorecard"]["clerk"]["agreement"]["rate"] < 0.3
 
 
 @pytest.mark.parametrize("signal", ["score", "sample", "action"])
@@ -233,6 +261,41 @@ def test_rules_send_problems_to_their_teachers(tmp_path: Path, drawn: Any) -> No
     refusing = [routing[0], {"reject": True}]
     with pytest.raises(TeacherError, match=r"routing: no rule is for .* nothing was asked"):
         teach(made(tmp_path, "refused", inputs, "score", roster, routing=refusing))
+
+
+def test_a_node_asks_about_the_problems_of_its_own_rules_alone(tmp_path: Path, drawn: Any) -> None:
+    inputs, own = drawn
+    routing: list[dict[str, Any]] = [
+        {"when": "problem.type == 'mail'", "teachers": {"mails": 1.0}},
+        {"teachers": {"others": 1.0}},
+    ]
+    found: list[str] = []
+    for i, name in enumerate(("mails", "others")):
+        context = made(tmp_path, name, inputs, "score", {name: CLERK}, routing=routing, rules=[i])
+        done = teach(context)
+        assert {(s.problem_type == "mail") for s in signals(context)} == {i == 0}
+        found += told(context)["problems"]
+        others = sum((t.problem_type == "mail") is (i == 1) for t in own)
+        assert told(context)["skipped"]["another_signal"] == others
+        assert not any("no problem went to" in n for n in done.notes)
+    assert sorted(found) == sorted({t.problem_id for t in own})
+    refusing = [routing[0], {"reject": True}]
+    with pytest.raises(TeacherError, match=r"routing: no rule is for .* nothing was asked"):
+        teach(made(tmp_path, "refused", inputs, "score", {"mails": CLERK}, routing=refusing, rules=[0]))
+
+
+def test_states_of_one_problem_may_go_to_different_teachers(tmp_path: Path, drawn: Any) -> None:
+    inputs, _ = drawn
+    roster = {"begin": CLERK, "later": CLERK}
+    routing = [
+        {"when": "state.turn == 1 and history.problem_success > 0", "teachers": {"begin": 1.0}},
+        {"teachers": {"later": 1.0}},
+    ]
+    context = made(tmp_path, "states", inputs, "action", roster, routing=routing)
+    teach(context)
+    found = signals(context)
+    assert {(s.turn == 0, s.teacher) for s in found} == {(True, "begin"), (False, "later")}
+    assert told(context)["rules"] == {str(i): sum((s.turn == 0) is (i == 0) for s in found) for i in range(2)}
 
 
 @pytest.mark.parametrize("signal", ["score", "sample", "action"])

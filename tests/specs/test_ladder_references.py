@@ -22,6 +22,8 @@ def taught(folder, algorithm, *, roster=CLERK, more=()):
         "type: from_teacher\n      signal: sample\n      corrections: {learn: both, prefer: {loss: orpo}}",
         "type: soft_label\n      listwise: {utility: ratio}",
         "type: action_distill\n      actions: {learn: best, least_score: 0.7}",
+        "type: action_distill\n      actions: {learn: best, form: rank, swaps: no}",
+        "type: soft_label\n      rubric: {dimensions: {result: 1, tone: 0.2}, about: {tone: Is it polite?}}",
     ],
 )
 def test_sound_stages_pass(tmp_path, algorithm):
@@ -43,6 +45,14 @@ def test_sound_stages_pass(tmp_path, algorithm):
             "type: from_teacher\n      signal: sample\n      corrections: {prefer: {loss: ipo}}",
             "prefer: is not read with learn: sft",
         ),
+        (
+            "type: from_teacher\n      signal: sample\n      corrections: {keep: best}",
+            "keep: is not read with samples: 1",
+        ),
+        (
+            "type: from_teacher\n      signal: sample\n      corrections: {samples: 3}",
+            "samples: found 3, but to the same question clerk always gives the same answer; write a temperature",
+        ),
         ("type: action_distill\n      samples: 1", "one sample disagrees with nothing"),
         (
             "type: action_distill\n      actions: {learn: best, listwise: {tau: 1.0}}",
@@ -52,6 +62,15 @@ def test_sound_stages_pass(tmp_path, algorithm):
             "type: action_distill\n      actions: {least_score: 0.7}",
             "least_score: is not read with learn: listwise",
         ),
+        ("type: action_distill\n      actions: {swaps: no}", "swaps: is not read with form: score; write form: rank"),
+        (
+            "type: action_distill\n      actions: {learn: best, form: rank, least_score: 0.7}",
+            "least_score: is not read with form: rank, which has no scale",
+        ),
+        (
+            "type: soft_label\n      rubric: {about: {tone: Is it polite?}}",
+            "about: found tone, expected names of dimensions: result, care",
+        ),
         ("type: soft_label\n      signal: rank", "found rank, expected score"),
         ("type: soft_label\n      samples: 1", "expected"),
         ("type: from_teacher\n      over: {kind: sampled}", "over: is not read: the stage learns from action"),
@@ -60,6 +79,20 @@ def test_sound_stages_pass(tmp_path, algorithm):
 def test_what_would_not_be_read_is_a_mistake(tmp_path, algorithm, sentence):
     with pytest.raises(ProgramError, match=sentence):
         taught(tmp_path, algorithm)
+
+
+def test_several_corrections_of_a_failure_need_a_teacher_that_varies(tmp_path):
+    several = "type: from_teacher\n      signal: sample\n      corrections: {samples: 3, keep: best}"
+    closed = "  closed: {kind: openai, model: m, base_url: 'http://x/v1', gives: [sample], temperature: 0.7}\n"
+    assert not any("the same answer" in str(w) for w in taught(tmp_path, several, roster=closed).warnings)
+    with pytest.raises(ProgramError, match=r"found 3, but to the same question closed always gives"):
+        taught(tmp_path, several, roster=closed.replace("0.7", "0.0"))
+    both = "  two: {kind: ensemble, members: {clerk: 1, closed: 1}, gives: [sample]}\n"
+    asks = several.replace("from_teacher", "from_teacher\n      teachers: {clerk: 1, closed: 1}")
+    told = taught(tmp_path, asks, roster=CLERK + closed).warnings
+    assert any("to the same question clerk always gives the same answer" in str(w) for w in told)
+    asks = several.replace("from_teacher", "from_teacher\n      teachers: {two: 1}")
+    assert not any("the same answer" in str(w) for w in taught(tmp_path, asks, roster=CLERK + closed + both).warnings)
 
 
 def test_what_probabilities_do_not_read_is_told(tmp_path):

@@ -85,6 +85,15 @@ def test_distributions_over_other_tokens_are_warned_of(tmp_path: Path) -> None:
     assert not load(tmp_path, *teachers(elder, learns=learns.replace("opd,", "opd, over: {kind: sampled},"))).warnings
 
 
+def test_distributions_after_another_template_are_refused(tmp_path: Path) -> None:
+    big = "big: {kind: model, model: big, template: builtin/chatml@1}"
+    learns = "  - {id: learn, algorithm: {type: opd}, data: [train]}\n"
+    told = "\n".join(mistakes(tmp_path, *teachers(big, learns=learns)))
+    assert "stages[2].algorithm.over: found full, but the template of big is builtin/chatml@1, the policy's" in told
+    assert load(tmp_path, *teachers(big, learns=learns.replace("opd", "opd, over: {kind: sampled}"))).program
+    assert load(tmp_path, *teachers(big.replace("builtin/chatml@1", "policy"), learns=learns)).program
+
+
 def test_a_written_key_is_never_repeated(tmp_path: Path) -> None:
     for value in ("sk-canary", "[sk-canary]", "{x: sk-canary}"):
         told = "\n".join(
@@ -144,18 +153,21 @@ def test_the_finest_signal_that_all_teachers_of_a_rule_give_is_taken(tmp_path: P
         ("routing[0]", ("closed",), "rank"),
         ("routing[1]", ("clerk",), "rank"),
     ]
-    assert "routing[1]: action is not given by clerk" in found.downgrades
+    assert "routing[1]: action is not given by clerk" in found.downgrades()
     assert used_teachers(program) == ["clerk", "closed"]
     both = ROUTING.replace("{clerk: 1}", "{clerk: 1, closed: 1}")
     program = load(tmp_path, *teachers(CLERK, CLOSED, routing=both)).program
     found = choice(program, program.stages[2].algorithm)
     assert found.signal == "sample"
-    assert "routing[1]: rank is not given by closed" in found.downgrades
+    assert "routing[1]: rank is not given by closed" in found.downgrades()
 
 
 def test_rules_that_give_different_signals_are_no_one_loss(tmp_path: Path) -> None:
     told = "\n".join(mistakes(tmp_path, *teachers(CLERK, CLOSED, routing=ROUTING)))
-    assert "routing[0] gives sample (of closed), routing[1] gives rank (of clerk); write signal: sample, which" in told
+    assert (
+        "no one loss: routing[0] gives sample (of closed), routing[1] gives rank (of clerk); write corrections:" in told
+    )
+    assert "so that both make pairs, or write signal: sample, which all of them give, or write a stage for each" in told
     old = "old: {kind: earlier_self}"
     told = "\n".join(mistakes(tmp_path, *teachers(CLERK, old, routing=ROUTING.replace("closed", "old"))))
     assert "routing[0] gives logprobs (of old), routing[1] gives rank (of clerk); write a stage for each" in told
@@ -164,11 +176,68 @@ def test_rules_that_give_different_signals_are_no_one_loss(tmp_path: Path) -> No
     assert choice(program, program.stages[2].algorithm).signal == "sample"
 
 
+@pytest.mark.parametrize(
+    ("gives", "settings", "signals", "way"),
+    [
+        (("critique", "score"), "goal: succeed", ("critique", "score"), None),
+        (
+            ("critique", "score"),
+            "goal: succeed, critique: {practice: {kl_coef: 0.1}}",
+            (),
+            "write the same practice for",
+        ),
+        (("sample", "rank"), "corrections: {learn: pairs}", ("rank", "sample"), None),
+        (("sample", "rank"), "corrections: {learn: pairs, prefer: {loss: orpo}}", (), "with the prefer of ranking"),
+        (("action", "rank"), "samples: 4", (), "write a stage for each"),
+    ],
+)
+def test_signals_that_one_loss_trains_on_stand_side_by_side(
+    tmp_path: Path, gives: tuple[str, str], settings: str, signals: tuple[str, ...], way: str | None
+) -> None:
+    roster = [
+        f"{n}: {{kind: scripted, environment: desk, gives: [{g}]}}"
+        for n, g in zip(("closed", "clerk"), gives, strict=True)
+    ]
+    learns = LEARNS.replace("from_teacher", f"from_teacher, {settings}")
+    if way is None:
+        program = load(tmp_path, *teachers(*roster, routing=ROUTING, learns=learns)).program
+        assert choice(program, program.stages[2].algorithm).signals == signals
+    else:
+        assert way in "\n".join(mistakes(tmp_path, *teachers(*roster, routing=ROUTING, learns=learns)))
+
+
 def test_a_rule_whose_teachers_give_nothing_is_named(tmp_path: Path) -> None:
     lame = CLOSED.replace("sample, ", "")
     told = "\n".join(mistakes(tmp_path, *teachers(CLERK, lame, routing=ROUTING)))
     assert "routing[0]: needs logprobs, action, rank or sample, but closed gives score; ask others" in told
     assert "no one loss" not in told
+
+
+@pytest.mark.parametrize(
+    ("gives", "when", "told"),
+    [
+        ("[action]", "state.last_tool_failed and history.type_success < 0.5", None),
+        ("[score, rank]", "history.problem_success == 0", None),
+        ("[rank]", "state.turn > 2", "names state.turn, but the attempts of a problem are put in order in learn"),
+        ("[logprobs]", "history.problem_success == 0", "names history.problem_success, but tokens are scored problem"),
+        ("[action]", "state.turns > 2", "unknown name state.turns, expected"),
+    ],
+)
+def test_a_rule_names_what_is_known_where_the_stage_asks(
+    tmp_path: Path, gives: str, when: str, told: str | None
+) -> None:
+    kind = "earlier_self" if "logprobs" in gives else "scripted, environment: desk"
+    roster = [f"{name}: {{kind: {kind}, gives: {gives}}}" for name in ("one", "other")]
+    routing = f'  - {{when: "{when}", teachers: {{one: 1}}}}\n  - {{teachers: {{other: 1}}}}\n'
+    if told is None:
+        assert load(tmp_path, *teachers(*roster, routing=routing)).program.routing[0].when == when
+        return
+    assert f"routing[0].when: {'column 1: ' if 'unknown' in told else ''}{told}" in "\n".join(
+        mistakes(tmp_path, *teachers(*roster, routing=routing))
+    )
+    own = LEARNS.replace("from_teacher", "from_teacher, teachers: {one: 1}")
+    if "unknown" not in told:
+        assert load(tmp_path, *teachers(*roster, routing=routing, learns=own)).program.routing[0].when == when
 
 
 def test_a_signal_about_the_whole_is_warned_of_where_trajectories_are_long(tmp_path: Path) -> None:

@@ -15,6 +15,13 @@ def holds(text: str) -> bool:
     return when.parse(text, when.PROBLEM_NAMES).evaluate(when.problem_values(PROBLEM))
 
 
+def test_the_names_that_a_condition_reads() -> None:
+    text = "not (problem.type == 'a' or 2 < state.turn) and state.last_tool_failed and problem.type != 'b'"
+    found = when.mentioned(when.parse(text, when.ROUTING_NAMES))
+    assert sorted(found) == ["problem.type", "state.last_tool_failed", "state.turn"]
+    assert when.mentioned(when.parse("true", when.ROUTING_NAMES)) == []
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from specs.environments import OrderDesk
 from specs.ladder import Asking
-from specs.prompting import CURRENT, prompt
+from specs.prompting import CURRENT, DESCRIBED_SCORES, RANKED_ACTIONS, prompt
 from specs.records import Observation, Problem, ToolCall, Trajectory, Turn
 from specs.routing import BLACK_BOX
 from tasks.episodes.environments import environment_for
@@ -133,6 +133,70 @@ def test_every_signal_has_an_instruction_that_shows_its_form(signal):
     actions = tuple(ToolCall("look", {"at": str(i)}, "") for i in range(2)) if signal == "action" else ()
     ask = Ask(signal, PROBLEM, TOOLS, candidates, turn=0, actions=actions, dimensions=("result", "care"))
     assert ask.read(example)
+
+
+def ranked(*calls):
+    actions = tuple(ToolCall("look", {"at": at}, "") for at in calls)
+    return Ask("action", PROBLEM, TOOLS, (tried("t", turn("look", at="x")),), turn=0, actions=actions, form="rank")
+
+
+@pytest.mark.parametrize(
+    ("version", "ask"),
+    [
+        (RANKED_ACTIONS, ranked("a", "b", "c", "d")),
+        (
+            DESCRIBED_SCORES,
+            Ask("score", PROBLEM, TOOLS, (tried("t"),), dimensions={"result": "Is it done?", "care": ""}),
+        ),
+    ],
+)
+def test_other_forms_of_a_question_have_instructions_of_their_own(version, ask):
+    text = prompt(version).text
+    assert "count for nothing" in text
+    assert ask.read(text.strip().splitlines()[-1])
+
+
+def test_what_is_meant_by_a_dimension_is_shown_as_data():
+    asks, _ = asked("score", [tried("t", turn("look", at="a"))], dimensions={"result": "Is it <done>?", "care": ""})
+    assert asks[0].data()["dimensions"] == {"result": "Is it <done>?", "care": ""}
+    assert "<done>" not in asks[0].messages("judge it")[1]["content"]
+    assert asks[0].read('{"score": {"result": 5, "care": 10}}')["dimensions"] == {"result": 0.5, "care": 1.0}
+    plain, _ = asked("score", [tried("t", turn("look", at="a"))], dimensions=["result"])
+    assert plain[0].data()["dimensions"] == ["result"]
+
+
+def test_calls_are_put_in_order_in_both_orders_of_showing():
+    first = [tried(f"t{i}", turn("look", at=str(i))) for i in range(3)]
+    asks, _ = asked("action", first, form="rank")
+    assert [[c.arguments["at"] for c in a.actions] for a in asks] == [["0", "1", "2"], ["2", "1", "0"]]
+    assert len({a.id for a in asks}) == 2
+    assert "scale" not in asks[0].data()
+    assert "scale" in asked("action", first)[0][0].data()
+    assert len(asked("action", first, form="rank", swaps=False)[0]) == 1
+    assert len(asked("action", first[:1], form="rank")[0]) == 1, "there is nothing to swap"
+    found = asks[1].read('{"order": ["B", ["A", "C"]], "best": null}')
+    assert found == {
+        "tiers": [[1], [0, 2]],
+        "best": None,
+        "candidates": [{"name": "look", "arguments": {"at": a}} for a in "210"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ('{"order": ["A", "B"], "best": null}', "missing C"),
+        ('{"order": ["A", "B", "C", "E"], "best": null}', "unknown E"),
+        ('{"order": ["A", "B", "A", "C"], "best": null}', "twice A"),
+        ('{"order": ["A", ["B", "B"]], "best": null}', "missing C; twice B"),
+        ('{"order": "A > B > C", "best": null}', "expected a list of A, B, C"),
+        ('{"best": {"name": "look"}}', "order is"),
+        ('{"order": ["A", "B", "C"], "best": "A"}', "best: 'A' is no call"),
+    ],
+)
+def test_an_order_that_is_not_about_each_call_once_is_an_abstention(reply, why):
+    with pytest.raises(Unreadable, match=why):
+        ranked("a", "b", "c").read(reply)
 
 
 def test_labels_are_turned_into_trajectories():

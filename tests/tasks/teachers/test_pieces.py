@@ -1,6 +1,7 @@
 """Ledger, ensembles, routing and scorecards, each by itself."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,17 @@ import pytest
 from specs.errors import StateError, TeacherError
 from specs.records import TeacherSignal
 from specs.routing import HistoryWeights, Route
+from specs.when import problem_values
 from tasks.teachers import ensemble
+from tasks.teachers.asks import Ask
 from tasks.teachers.budget import Caps, prompt_tokens
 from tasks.teachers.ledger import CallLedger, Returned
+from tasks.teachers.places import by_state, places
 from tasks.teachers.reading import Unreadable
-from tasks.teachers.routing import drawn, require_teachers, route, rules_of, weights_of
+from tasks.teachers.routing import Place, drawn, require_teachers, route, rules_of, weights_of
 from tasks.teachers.scorecard import Evidence, scorecard, tallies
 from tests.tasks.teachers.asked import problem, trajectory
-from tests.tasks.teachers.test_asks import tried, turn
+from tests.tasks.teachers.test_asks import PROBLEM, tried, turn
 from tests.tasks.tokens.kinds import KINDS, tokenizer
 
 
@@ -179,21 +183,52 @@ RULES = [
     Route(when="problem.type == 'code'", teachers={"t2": 1.0}),
 ]
 PROBLEMS = [problem(1, "math"), problem(2, "Code"), problem(3, ""), problem(4, "law")]
+PLACES = [Place(p.id, p, problem_values(p)) for p in PROBLEMS]
 
 
 def test_problems_that_no_rule_is_for_are_refused_by_name() -> None:  # KP-TEACH-05
     with pytest.raises(TeacherError, match=r"3 of 4 problems: p2 \(Code\), p3 \(\), p4 \(law\)"):
-        route(PROBLEMS, [*RULES, Route(reject=True)], lambda _: 0.0, {})
+        route(PLACES, [*RULES, Route(reject=True)], lambda _: 0.0, {})
     with pytest.raises(TeacherError, match=r"3 of 4 problems"):  # of teachers whose probabilities are read
         require_teachers(PROBLEMS, rules_of([*RULES, Route(reject=True)]))
     require_teachers(PROBLEMS, rules_of([*RULES, Route(teachers={"t3": 1.0})]))
 
 
 def test_the_use_of_the_last_rule_is_counted() -> None:
-    found = route(PROBLEMS, [*RULES, Route(teachers={"t3": 1.0})], lambda _: 0.0, {})
+    found = route(PLACES, [*RULES, Route(teachers={"t3": 1.0})], lambda _: 0.0, {})
     assert found.teacher == {"p1": "t1", "p2": "t3", "p3": "t3", "p4": "t3"}
     assert dict(found.by_default) == {"Code": 1, "": 1, "law": 1}
     assert dict(found.rules) == {0: 1, 2: 3}
+
+
+@pytest.mark.parametrize(
+    ("when", "to_other"),
+    [
+        ("state.turn == 1", ["first"]),
+        ("state.last_tool == 'look' and not state.last_tool_failed", ["second"]),
+        ("state.last_tool_failed", ["third"]),
+        ("state.tool_errors >= 1", ["third"]),
+        ("problem.id == 'p'", ["first", "second", "third"]),
+        ("history.problem_success < 0.5 and history.type_success > 0.5", ["first", "second", "third"]),
+    ],
+)
+def test_rules_know_the_state_and_how_rollouts_ended(when: str, to_other: list[str]) -> None:
+    own = tried("t", turn("look", at="a"), turn("order", error="unknown_tool"), turn("finish"))
+    others = [replace(tried(f"o{i}", success=True), problem_id="q") for i in range(2)]
+    unjudged = replace(tried("x"), success=None)
+    asks = [Ask("action", PROBLEM, (), (own,), turn=n) for n in range(3)]
+    routing = [Route(when=when, teachers={"other": 1.0}), Route(teachers={"one": 1.0})]
+    found = route(places(asks, [own, *others, unjudged], states=True), routing, lambda _: 0.0, {})
+    named = dict(zip((a.id for a in asks), ("first", "second", "third"), strict=True))
+    assert [named[place] for place, teacher in found.teacher.items() if teacher == "other"] == to_other
+    assert by_state(routing) is when.startswith("state.")
+
+
+def test_without_the_state_all_questions_about_a_problem_have_one_teacher() -> None:
+    asks = [Ask("action", PROBLEM, (), (tried("t", turn("look", at="a")),), turn=n) for n in range(2)]
+    (place,) = places(asks, [tried("t"), tried("g", success=True)], states=False)
+    assert (place.id, place.values["history.problem_success"]) == ("p", 0.5)
+    assert "state.turn" not in place.values
 
 
 def test_teachers_are_drawn_by_weight() -> None:
