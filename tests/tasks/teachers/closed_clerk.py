@@ -54,14 +54,16 @@ class Clerk:
         calls = tuple(ToolCall(c["name"], c["arguments"], "") for c in data.get("candidates", {}).values())
         ask = Ask(
             _signal(data), problem, tools, candidates, turn=len(data["so_far"]) if "so_far" in data else None,
-            actions=calls, dimensions=tuple(data.get("dimensions", ())), scale=data.get("scale", 10),
+            actions=calls, form="score" if "scale" in data else "rank", dimensions=tuple(data.get("dimensions", ())),
+            scale=data.get("scale", 10),
         )  # fmt: skip
         try:
             return answer(ask, world, lambda seed: seed)
         except Unreadable:  # a model would say something; beyond its own way the clerk finds nothing good
             if ask.signal != "action":
                 raise
-            return {"score": dict.fromkeys(ask.names, 0), "best": None}
+            alike = {"score": dict.fromkeys(ask.names, 0)} if ask.form == "score" else {"order": [ask.names]}
+            return alike | {"best": None}
 
     def _problem(self, text: str) -> Problem:
         with self._lock:
