@@ -29,7 +29,7 @@ from flows.resolution import (
     used_data,
     wanted_aliases,
 )
-from flows.teacher_tokens import check_tokens
+from flows.teacher_tokens import with_tokens
 from flows.weights import adapter, find, look, tokenizer
 from specs.data import PoolData, ProblemFile
 from specs.environments import BFCL
@@ -104,7 +104,9 @@ def resolve(
         machine=_machine(program),
         code=code_digest(program),
     )
-    check_tokens(program, seen.weights, seen.teachers, lambda text: Path(expand(text, environ)), where)
+    known = last.teachers if last is not None else {}
+    teachers = with_tokens(program, seen.weights, seen.teachers, known, lambda text: Path(expand(text, environ)), where)
+    seen = replace(seen, teachers=teachers)
     same = last is not None and not refresh and same_outside(last, seen, _variables_that_count(program))
     return _with_names(seen, program, state_view, last if same else None)
 

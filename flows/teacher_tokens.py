@@ -11,34 +11,36 @@ from specs.teacher_references import choice, learners, named
 Json = dict[str, Any]
 
 
-def check_tokens(
+def with_tokens(
     program: Program,
     policy: Mapping[str, Any] | None,
     teachers: Mapping[str, Json],
+    known: Mapping[str, Json],
     open_path: Callable[[str], Path],
     where: Callable[[str], str],
-) -> None:
-    """Raise ProgramError (at `where`) for a teacher that cuts probes into other tokens than the policy, asked for distributions.
+) -> dict[str, Json]:
+    """Return what was found of pretrained teachers; `tokens_of` is the digest of the policy whose tokens one was found to have.
 
-    `policy` and `teachers` are what was found of pretrained weights; the tokenizers of others are made in a run, and looked at
-    there.
+    ProgramError (at `where`) for one that cuts probes into other tokens than the policy and is asked for distributions. What
+    `known`, the last run's, tells of the same two is not looked at again. Tokenizers that are made in a run are looked at there.
     """
+    found = dict(teachers)
     for path, learner in learners(program):
         over = getattr(learner, "over", None)
         if policy is None or over is None or over.kind == "sampled" or choice(program, learner).signal != "logprobs":
             continue
-        for name in named(program, learner):
-            found = teachers.get(name)
-            if found is None or found["digest"] == policy["digest"]:
-                continue
-            apart = _difference(open_path(policy["path"]), open_path(found["path"]))
-            if apart is not None:
+        for name in (n for n in named(program, learner) if n in found):
+            before, own = known.get(name, {}), found[name]
+            same = (before.get("digest"), before.get("tokens_of")) == (own["digest"], policy["digest"])
+            if not same and (apart := _difference(open_path(policy["path"]), open_path(own["path"]))) is not None:
                 place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
                 raise ProgramError(
                     f"{where(f'teachers.{name}')}: its tokens are not the policy's ({apart}), so that their distributions "
                     f"cannot be compared ({place}.over: {{kind: {over.kind}}}); write over: {{kind: sampled}}, which compares "
                     "texts, or name a teacher with the policy's tokenizer"
                 )
+            found[name] = own | {"tokens_of": policy["digest"]}
+    return found
 
 
 def _difference(policy: Path, teacher: Path) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows import weights
+from flows import teacher_tokens, weights
 from flows.compile import compile
 from flows.resolution import Resolution, resolution_from, same_outside
 from flows.resolve import expanded, resolve
@@ -307,6 +307,17 @@ def test_distributions_over_other_tokens_are_refused_before_a_run(tmp_path: Path
     words = rf"teachers\.big: its tokens are not the policy's \(.*stages\[1\]\.algorithm\.over: {{kind: {over}}}"
     with pytest.raises(ProgramError, match=words):
         resolve(taught_by_a_checkpoint(tmp_path, over))
+
+
+def test_tokenizers_that_were_found_to_be_the_same_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, home = taught_by_a_checkpoint(tmp_path, "full", teacher="byte_level"), tmp_path / "home"
+    found = resolve(file, state_view=view(home))
+    remember(home, found)
+    monkeypatch.setattr(teacher_tokens, "_difference", lambda policy, teacher: "read again")
+    assert resolve(file, state_view=view(home)).teachers == found.teachers
+    (tmp_path / "big" / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(ProgramError, match="read again"):
+        resolve(file, state_view=view(home))
 
 
 def test_sampled_tokens_and_those_of_the_same_tokenizer_can_be_compared(tmp_path: Path):
