@@ -133,6 +133,17 @@ def test_below_the_quorum_there_is_no_answer() -> None:
     assert found["members"] == ["c"]
 
 
+def test_orders_of_calls_are_added_up_and_the_best_call_is_voted_on() -> None:
+    calls = [{"name": "look", "arguments": {"at": at}} for at in "xyz"]
+    told: dict[str, Any] = {
+        "a": {"tiers": [[0], [1, 2]], "best": calls[0], "candidates": calls},
+        "b": {"tiers": [[1], [0], [2]], "best": calls[1], "candidates": calls},
+        "c": {"tiers": [[0, 1], [2]], "best": calls[1], "candidates": calls},
+    }
+    found = ensemble.combined("action", "vote", WEIGHTS, told, 0.5)
+    assert (found["tiers"], found["best"], found["candidates"]) == ([[0], [1], [2]], calls[1], calls)
+
+
 def test_orders_are_added_up_by_place() -> None:
     orders: dict[str, Any] = {
         "a": {"tiers": [["t1"], ["t2"], ["t3"]]},
