@@ -13,9 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import trl
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
+from trl.trainer.sft_trainer import SFTTrainer
 
 Case = dict[str, Any]
 
@@ -24,6 +26,7 @@ class Alone:
     """The accelerator of one process."""
 
     num_processes, device, sync_gradients, is_main_process = 1, torch.device("cpu"), True, True
+    parallelism_config = None
 
     def gather(self, value):
         return value
@@ -37,12 +40,30 @@ class Alone:
 def trainer(**own: Any) -> SimpleNamespace:
     """What the losses read of a trainer."""
     return SimpleNamespace(
-        model=SimpleNamespace(training=True),
+        model=torch.nn.Identity(),
         accelerator=Alone(),
         aux_loss_enabled=False,
         _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
         **own,
     )
+
+
+def supervised(case: Case, logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    own = trainer(
+        args=SimpleNamespace(loss_type="nll", average_tokens_across_devices=True),
+        compute_loss_func=None,
+        label_smoother=None,
+        _total_train_tokens=0,
+        _tp_size=1,
+        get_tp_size=lambda: 1,
+    )
+
+    def model(**kwargs):
+        nothing = torch.zeros_like(logprobs)
+        return SimpleNamespace(log_probs=logprobs * mask, label_mask=mask, entropy=nothing, is_top1=nothing.bool())
+
+    inputs = {"labels": None, "attention_mask": torch.ones_like(mask)}
+    return SFTTrainer.compute_loss(own, model, inputs, num_items_in_batch=mask.sum())
 
 
 def policy_gradient(case: Case, logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -111,16 +132,18 @@ def preference(case: Case, logprobs: torch.Tensor, mask: torch.Tensor) -> torch.
     return DPOTrainer._compute_loss(own, model, inputs, False)
 
 
+LOSSES = {"sft": supervised, "dpo": preference, "grpo": policy_gradient, "rloo": policy_gradient}
+
+
 def main() -> None:
-    made = []
+    found = {}
     for case in json.loads(Path(sys.argv[1]).read_text()):
         logprobs = torch.tensor(case["logprobs"], dtype=torch.float64, requires_grad=True)
-        mask = torch.tensor(case["mask"])
-        loss = (preference if case["trainer"] == "dpo" else policy_gradient)(case, logprobs, mask)
+        loss = LOSSES[case["trainer"]](case, logprobs, torch.tensor(case["mask"]))
         loss.backward()
         assert logprobs.grad is not None
-        made.append({"name": case["name"], "loss": loss.item(), "gradient": logprobs.grad.tolist()})
-    print(json.dumps(made))
+        found[case["name"]] = {"loss": loss.item(), "gradient": logprobs.grad.tolist()}
+    print(json.dumps({"peer": {"trl": trl.__version__, "torch": torch.__version__}, "found": found}))
 
 
 if __name__ == "__main__":
