@@ -8,7 +8,7 @@ from flows import leftovers
 from flows.durable import remove_temporaries
 from flows.leases import Lease, process_from
 from flows.state import State, now
-from tasks.processes import end
+from tasks.processes import end, end_ownerless
 
 
 def reconcile(state: State, program: str) -> list[str]:
@@ -21,6 +21,8 @@ def reconcile(state: State, program: str) -> list[str]:
         remove_temporaries(folder)  # only what dead processes left, so that other programs may be at work
     for folder in list(leftovers.served(state.home)):
         leftovers.remove_served(folder)
+    if (left := end_ownerless()) > 0:
+        said.append(f"processes that a program of a dead run had left were ended: {left}")
     said += _last_run(state, program)
     return said + _services(state)
 

@@ -1,7 +1,9 @@
 """Starting a program of the user's own: its files as they were resolved, a scrubbed environment, limits, and its end.
 
 It runs in a session of its own behind `tasks.childguard`, which ends it with all that it started when this process
-is gone. What it may use is bounded; its files and network are this machine's, so it must be a program that is trusted.
+is gone. Where the guard itself was killed, what is left is found by a mark in its environment: by this process, and where
+that is gone too, by the next start. What it may use is bounded; its files and network are this machine's, so it must be a
+program that is trusted.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from typing import IO, Any
 
 from specs.commands import Command, Limits
 from specs.errors import ProgramError, StateError
-from tasks.processes import PIPE, Child, end, spawn
+from tasks.processes import PIPE, Child, end, end_marked, mark, spawn
 
 GUARD = Path(__file__).with_name("childguard.py")
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
@@ -119,6 +121,8 @@ def _end(child: Child, life: int, home: Path) -> None:
         os.close(life)  # the guard ends the program and what it left
     until(lambda: child.poll() is not None, _END_SECONDS)
     end(child)
+    if child.returncode is None or child.returncode < 0:  # the guard was killed before it had ended all of it
+        end_marked(home.name)
     for stream in (child.stdin, child.stdout, child.stderr):
         if stream is not None:
             with contextlib.suppress(OSError):
@@ -164,10 +168,10 @@ def start(
 
 
 def environment(home: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a program: a few of this process, its own folder, and what it is told."""
+    """Return the variables of a program: a few of this process, its own folder, what it is told, and its mark."""
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     own = {"HOME": str(home), "TMPDIR": str(home), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    return {**kept, **own, **variables}
+    return {**kept, **own, **variables, **mark(home.name)}
 
 
 def check_files(launch: Launch) -> None:

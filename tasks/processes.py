@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,8 @@ MOST = 16 * 2**20
 _CHUNK, _PIPE = 2**16, 2**20
 _POLL = 0.01
 _REAP_SECONDS = 2.0
+_MARK = "TUTELAGE_OWNER"
+"""Variable of a marked program: pid namespace, pid and start time of the process that owns it, and its name."""
 
 
 # --- who is alive
@@ -273,6 +275,64 @@ def end_own_session(*, grace: float) -> None:
 def kill_pid(pid: int) -> None:
     """Send SIGKILL to one process, which may be this one: for tests that end a run at a chosen point."""
     _signal(os.kill, pid, signal.SIGKILL)
+
+
+# --- what left its session
+
+
+def mark(name: str) -> dict[str, str]:
+    """Return the variable by which a program of this process's is found with all that it starts, in whatever session."""
+    return {_MARK: f"{_namespace()}/{os.getpid()}/{_start_of(os.getpid())}/{name}"}
+
+
+def end_marked(name: str) -> int:
+    """End what is left of a marked program of this process's; return how many processes that was."""
+    own = mark(name)[_MARK]
+    return _end_all(lambda found: found == own)
+
+
+def end_ownerless() -> int:
+    """End what is left of marked programs whose owner is gone; return how many processes that was."""
+    here = _namespace()
+
+    def ownerless(found: str) -> bool:
+        namespace, pid, start, _ = found.split("/", 3)
+        return namespace == here and pid.isdigit() and _start_of(int(pid)) != start
+
+    return _end_all(ownerless)
+
+
+def _namespace() -> str:
+    """Return the pid namespace, in which alone a pid means this process; empty where the system has none."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _end_all(wanted: Callable[[str], bool]) -> int:
+    """End processes by their mark until there are no new ones, for at most two seconds."""
+    ended: set[int] = set()
+
+    def none_left() -> bool:
+        left = [pid for pid, found in _marked() if pid != os.getpid() and wanted(found)]
+        ended.update(left)
+        for pid in left:
+            _signal(os.kill, pid, signal.SIGKILL)
+        return not left
+
+    _until(none_left, _REAP_SECONDS)
+    return len(ended)
+
+
+def _marked() -> Iterator[tuple[int, str]]:
+    """Yield the marked processes that this user may look at, with their marks."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            for variable in (folder / "environ").read_bytes().split(b"\0"):
+                name, _, value = variable.partition(b"=")
+                if name == _MARK.encode() and value.count(b"/") == 3:
+                    yield int(folder.name), value.decode(errors="replace")
 
 
 def _until(done: Callable[[], bool], seconds: float) -> bool:

@@ -1,6 +1,7 @@
 """Receipts, leases, records: what says that a node is done, and who is alive."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from flows.leases import Lease, Process, driver_lease, process_from, this_proces
 from flows.reconcile import reconcile
 from flows.state import NodeReceipt, RunRecord, State, exit_code, find_home, now
 from specs.errors import BusyError, StateError
+from tasks.processes import end, mark, spawn
 
 
 def _receipt(key: str = "k" * 64, result: str = "completed", alias: str | None = None) -> NodeReceipt:
@@ -221,6 +223,20 @@ def test_a_copy_of_a_folder_at_work_leaves_the_processes_of_the_original_alone(t
     finally:
         child.kill()
         child.wait()
+
+
+def test_reconcile_ends_what_a_program_of_a_dead_run_left_in_another_session(tmp_path: Path):
+    state = State(tmp_path / "home")
+    state.prepare()
+    own = mark("x")
+    gone = {name: value.replace(f"/{os.getpid()}/", "/999999999/") for name, value in own.items()}
+    left, ours = (spawn([sys.executable, "-c", "import time; time.sleep(60)"], env=env) for env in (gone, own))
+    try:
+        assert reconcile(state, "p") == ["processes that a program of a dead run had left were ended: 1"]
+        assert left.wait(5) == -9
+        assert ours.poll() is None, "its owner lives"
+    finally:
+        end(left, ours)
 
 
 def test_reconcile_ends_the_orphan_of_a_dead_run_and_spares_a_reused_pid(tmp_path: Path):

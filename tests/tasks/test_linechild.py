@@ -14,7 +14,7 @@ from specs.commands import Command, Limits, ResolvedCommand
 from specs.errors import StateError
 from tasks.linechild import LineChild, LineError
 from tasks.ownprogram import check_files, file_digests, launch_of
-from tasks.processes import pid_is_free
+from tasks.processes import end_ownerless, pid_is_free
 
 POLITE = """\
 import json, os, sys
@@ -56,6 +56,7 @@ def test_a_question_gets_its_answer_and_the_program_knows_nothing_of_ours(tmp_pa
         "TMPDIR",
         "PYTHONHASHSEED",
         "PYTHONDONTWRITEBYTECODE",
+        "TUTELAGE_OWNER",
     }
     pid, home = mine.ask("pid")["pid"], Path(told["HOME"])
     assert home.is_dir()
@@ -250,6 +251,57 @@ def test_what_a_program_started_ends_though_its_guard_was_killed(tmp_path):
     assert gone(left)
     assert mine.ask("pid")["pid"] != own
     mine.close()
+
+
+DETACHED = said(
+    "leave",
+    "r, w = os.pipe()\n"
+    "        if os.fork() == 0:\n"
+    "            os.setsid()\n"
+    "            if os.fork() == 0:\n"
+    "                os.write(w, b'%d' % os.getpid()); os.closerange(0, w + 1)\n"
+    "                import time; time.sleep(60)\n"
+    "            os._exit(0)\n"
+    "        os.wait(); print(json.dumps({'id': ask['id'], 'pid': int(os.read(r, 20))}), flush=True); continue",
+)
+"""A program that forks twice, in a session of its own, as daemons do."""
+
+
+def test_what_went_into_another_session_ends_though_its_guard_was_killed(tmp_path):
+    mine = child(tmp_path, DETACHED)
+    left, own = mine.ask("leave")["pid"], mine.ask("pid")["pid"]
+    assert mine._running is not None
+    os.kill(mine._running.child.pid, signal.SIGKILL)
+    assert gone(own)
+    assert not pid_is_free(left), "nobody but its owner knows of it"
+    mine.close()
+    assert gone(left)
+
+
+def test_what_went_into_another_session_ends_at_the_next_start_though_guard_and_owner_were_killed(tmp_path):
+    (tmp_path / "own.py").write_text(DETACHED)
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom specs.commands import Command\n"
+        "from tasks.linechild import LineChild\nfrom tasks.ownprogram import launch_of\n"
+        f"c = LineChild(launch_of('environments.mine', Command(command=[sys.executable, 'own.py']), Path({str(tmp_path)!r})), 'x')\n"
+        "print(c.ask('leave')['pid'], c._running.child.pid, flush=True)\ntime.sleep(60)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    left, guard = (int(p) for p in owner.stdout.readline().split())
+    other = child(tmp_path, DETACHED.replace("sleep(60)", "sleep(61)"))
+    kept = other.ask("leave")["pid"]
+    os.kill(owner.pid, signal.SIGSTOP)  # so that it does not see its guard die
+    os.kill(guard, signal.SIGKILL)
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    assert not pid_is_free(left)
+    assert end_ownerless() == 1
+    assert gone(left)
+    assert not pid_is_free(kept), "its owner lives"
+    other.close()
+    assert gone(kept)
 
 
 def test_a_program_that_signals_its_own_group_ends_as_it_would_alone(tmp_path):
