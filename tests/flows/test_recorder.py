@@ -15,7 +15,7 @@ from flows.cli import main
 from flows.nodes import Plan
 from flows.state import State
 from flows.tracking import flatten, points_of, safe_name, short
-from specs.redaction import without_secrets
+from specs.redaction import looks_secret, without_secrets
 from tests.flows.toy_program import plan, run
 
 
@@ -277,4 +277,17 @@ def test_params_are_flat_short_and_named_reversibly() -> None:
     assert short([1, 2]) == "[1, 2]"
     assert safe_name("a.b/c-d") == "a.b/c-d"
     assert safe_name("lr=1:2") == "lr:3d1:3a2"
-    assert without_secrets("http://me:key@host/x") == "http://host/x"
+    for password in ("key", "ke/y", "k@e/y", "12a/b", "123", ":"):
+        text = f"no MLflow at http://me:{password}@host/x"
+        assert without_secrets(text) == "no MLflow at http://host/x"
+        assert looks_secret(text)
+    assert without_secrets("http://me@host/x") == "http://host/x"
+    for kept in (
+        "http://host:80/a@b",
+        "http://host/a@b",
+        "http://[::1]:80/a@b",
+        "models:/name@champion",
+        "http://h:1?a=b@c",
+    ):
+        assert without_secrets(kept) == kept
+        assert not looks_secret(kept)
