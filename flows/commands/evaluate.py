@@ -1,10 +1,16 @@
-"""`tutelage evaluate`: ask any policy a program's set of problems, outside a run. Nothing is promoted, no look is spent."""
+"""`tutelage evaluate`: ask any policy a program's set of problems, outside a run. Nothing is promoted, no look is spent.
+
+The same command after a kill goes on from the rollouts that were finished.
+"""
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,12 +20,13 @@ from flows import lookup
 from flows.commands.bounds import at_least, not_negative
 from flows.compile import compile as compile_program
 from flows.context import MetricSpool, NodeContext, Outcome
-from flows.durable import replace_dir, temporary
+from flows.durable import remove_dir, replace_dir, temporary
+from flows.leases import Lease
 from flows.nodes import NODE_KINDS, Json, Node, Plan, digest, node_seed
 from flows.resolve import expanded, resolve
 from flows.state import State, find_home
 from specs.data import DataSource
-from specs.errors import ProgramError
+from specs.errors import BusyError, ProgramError
 from specs.implicit import implicit_source
 from specs.loader import load_program
 from specs.program import Program
@@ -61,19 +68,40 @@ def run(args: argparse.Namespace) -> int:
     if args.out and final.exists() and any(final.iterdir()):
         raise ProgramError(f"--out {final}: it is not empty; name a folder that is, or none")
     aside = temporary(final)
-    aside.mkdir(parents=True)
-    try:
-        inputs = {"policy": aside / "in", "problems": asked.problems}
-        (aside / "in").mkdir()
-        (aside / "in" / "policy").symlink_to(asked.policy.absolute(), target_is_directory=True)
-        node = _context("evaluate", asked.params, asked, inputs, aside)
-        outcome = _body("evaluate", node)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        replace_dir(node.out, final)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with _begun(state, asked) as begun:
+        aside.mkdir(parents=True)
+        try:
+            inputs = {"policy": aside / "in", "problems": asked.problems}
+            (aside / "in").mkdir()
+            (aside / "in" / "policy").symlink_to(asked.policy.absolute(), target_is_directory=True)
+            node = _context("evaluate", asked.params, asked, inputs, aside, begun)
+            outcome = _body("evaluate", node)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            replace_dir(node.out, final)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        remove_dir(begun)
     _print(args, final, outcome)
     return 0
+
+
+@contextmanager
+def _begun(state: State, asked: _Asked) -> Iterator[Path]:
+    """Yield the folder that keeps the rollouts of this evaluation until it is whole. BusyError where it is being made."""
+    manifest = hashlib.sha256((asked.policy / lookup.MANIFEST).read_bytes()).hexdigest()
+    version = NODE_KINDS["evaluate"].version
+    name = digest([version, asked.params, asked.seed, manifest, str(asked.problems.resolve())])[:16]
+    folder = state.home / "evaluations" / "begun" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    lease = Lease(folder / "lease")
+    if not lease.try_acquire():
+        raise BusyError(f"{folder}: the same evaluation is being made by another process; wait for it, or stop it")
+    try:
+        if any(p.stat().st_size for p in folder.glob("*.jsonl")):
+            print("goes on from the rollouts of an evaluation that was interrupted", file=sys.stderr)
+        yield folder
+    finally:
+        lease.release()
 
 
 def _asked(args: argparse.Namespace, loaded: Any, state: State) -> _Asked:
@@ -125,7 +153,10 @@ def _problems(state: State, plan: Plan, node: Node) -> Path:
     aside.mkdir(parents=True)
     try:
         params = expanded(node.params, os.environ)
-        context = _context(node.kind, params, _Asked(plan, Path(), Path(), params, node.seed), {}, aside)
+        (aside / "ckpt").mkdir()
+        context = _context(
+            node.kind, params, _Asked(plan, Path(), Path(), params, node.seed), {}, aside, aside / "ckpt"
+        )
         _body(node.kind, context)
         replace_dir(context.out, final)
     finally:
@@ -133,10 +164,11 @@ def _problems(state: State, plan: Plan, node: Node) -> Path:
     return final
 
 
-def _context(kind: str, params: Json, asked: _Asked, inputs: dict[str, Path], folder: Path) -> NodeContext:
-    out, checkpoints = folder / "out", folder / "ckpt"
+def _context(
+    kind: str, params: Json, asked: _Asked, inputs: dict[str, Path], folder: Path, checkpoints: Path
+) -> NodeContext:
+    out = folder / "out"
     out.mkdir()
-    checkpoints.mkdir()
     return NodeContext(
         id=f"command.{kind}",
         kind=kind,

@@ -12,16 +12,18 @@ from flows.commands import evaluate as evaluate_command
 from flows.commands import export as export_command
 from flows.context import MetricSpool, NodeContext
 from flows.durable import digest_tree
+from flows.leases import Lease
 from flows.state import State
 from flows.work import judging
 from specs.environments import OrderDesk
-from specs.errors import ProgramError, StateError
+from specs.errors import BusyError, ProgramError, StateError
 from specs.gates import Evaluation
 from specs.implicit import SIZES
 from specs.policy import BPETokenizer, Policy, ScratchPolicy
 from specs.records import to_dict
 from specs.reward import Reward
 from tasks.judging.results import read_evaluation
+from tasks.loops.rollout_ledger import RolloutLedger
 
 SCRATCH = ScratchPolicy(
     kind="scratch", hidden_size=16, layers=1, heads=2, kv_heads=2, intermediate_size=16, max_length=192,
@@ -139,6 +141,48 @@ def test_evaluate_command_then_export(
     assert export_command.run(parsed(export_command, "--trajectories", printed["folder"], str(target))) == 0
     lines = [json.loads(line) for line in target.read_text().splitlines()]
     assert sorted(line["shard"] for line in lines) == ["greedy"] * 5 + ["trajectories"] * 5
+
+
+def test_an_evaluation_goes_on_from_what_a_killed_one_rolled_out(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("TUTELAGE_HOME", str(tmp_path / "home"))
+    words = parsed(
+        evaluate_command, str(place / "tiny.yaml"), "--policy", str(place / "policy"), "--set", "hidden", "--json"
+    )
+    begun, drawn = tmp_path / "home" / "evaluations" / "begun", list[int]()
+
+    def counted(self: Any, trajectory: Any, **more: Any) -> None:
+        drawn.append(trajectory.sample)
+        keep(self, trajectory, **more)
+
+    def killed(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    keep = RolloutLedger.keep
+    monkeypatch.setattr(RolloutLedger, "keep", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(judging, "_evaluated", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_command.run(words)
+    whole = len(drawn)
+    (folder,) = begun.iterdir()
+    (folder / "greedy.jsonl").unlink()
+    drawn.clear()
+    assert evaluate_command.run(words) == 0
+    told = capsys.readouterr()
+    assert "goes on from the rollouts of an evaluation that was interrupted" in told.err
+    assert (whole, len(drawn)) == (15, 5), "ten were sampled before; the five greedy ones are drawn"
+    assert list(begun.iterdir()) == []
+    first = json.loads(told.out)
+    assert evaluate_command.run(words) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == first["metrics"]
+    lease = Lease(folder / "lease")
+    folder.mkdir()
+    assert lease.try_acquire()
+    with pytest.raises(BusyError, match="the same evaluation is being made by another process"):
+        evaluate_command.run(words)
+    lease.release()
 
 
 def test_a_set_that_the_environment_has_can_be_asked_undeclared(
