@@ -8,6 +8,7 @@ from flows.resolution import gate_aliases
 from specs.errors import ProgramError
 from specs.gates import Gate
 from specs.program import Program
+from specs.reward_models import RewardModel
 
 _PAIRED = ("no_worse_by", "better_by")
 
@@ -19,9 +20,13 @@ def add_gates(graph: Graph, stages: list[str], evidence: str | None = None) -> N
 
 
 def candidates(graph: Graph, name: str, gate: Gate, stages: list[str]) -> list[str]:
-    """Return the policies that a gate may choose: in a round, a gate that names a stage asks about the last one."""
+    """Return the policies that a gate may choose: in a round, a gate that names a stage asks about the last one.
+
+    A stage that learns a reward hands its policy on as it was, and is no candidate to be the best.
+    """
     if gate.candidate == "best":
-        return stages
+        judges = [s.id for s in graph.program.stages if isinstance(s.algorithm, RewardModel)]
+        return [s for s in stages if s not in judges] or stages
     chosen = stages[-1] if gate.candidate == "last" or graph.part.number else gate.candidate
     if chosen not in stages:
         raise ProgramError(

@@ -129,6 +129,10 @@ def test_the_best_stage_is_chosen_among_all():
     assert gate.params["candidates"] == ["teach", "harvest", "rl"]
     assert gate.inputs["candidate.teach.hidden"] == "eval.teach.hidden"
     assert found["promote.ship"].inputs["policy.harvest"] == "harvest.fit2"
+    data = changed(SMALL, "gates.ship.candidate", "best")
+    data["stages"].insert(2, {"id": "judge", "algorithm": {"type": "reward_model"}, "data": ["train"]})
+    judged = nodes(plan(changed(data, "verifiers.likes", {"kind": "reward_model", "stage": "judge"})))
+    assert judged["gate.ship"].params["candidates"] == ["teach", "harvest", "rl"], "it only hands its policy on"
 
 
 def test_nothing_is_promoted_where_nothing_is_asked_for():
