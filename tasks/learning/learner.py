@@ -136,6 +136,14 @@ class Learner:
         self.model.zero_grad(set_to_none=True)
         return report
 
+    @torch.no_grad()
+    def measure(self, rows: Sequence[TrainingRow], loss: Loss, aggregation: Mean = "token") -> StepReport:
+        """Return what a step on the rows would find, without one; of further components nothing."""
+        report, weights = StepReport(updated=False), row_weights(rows, aggregation)
+        if float(weights.sum()) > 0:
+            self._accumulate(rows, weights, loss, report, keep_logprobs=False)
+        return report
+
     def _add(self, component: Component, report: StepReport) -> bool:
         """Add a component's gradients and figures; return whether anything of it trains."""
         weights = row_weights(component.rows, component.mean)
@@ -161,7 +169,8 @@ class Learner:
         for micro in micro_batches(rows, self._tokens, share=True):
             batch = self._read(rows, micro, weights)
             output = loss(batch)
-            output.loss.backward()
+            if torch.is_grad_enabled():
+                output.loss.backward()
             total += output.loss.detach().float()
             means = {name: value / whole for name, value in output.metrics.items()}
             for name, value in (means | output.own | drift(batch) | self._cost(batch, output)).items():

@@ -138,6 +138,7 @@ def fit_supervised(
         if pace.due() and done.step < len(plan):
             _save(learner, done, hooks, pace)
     _check_learnt(learner, done)
+    guard.check_last(done.costs, done.rejected_costs, learner.measure([rows[i] for i in plan[-1]], loss, aggregation))
     last = max(1, len(done.losses) // 10)
     tail = done.losses[-last:]
     return FitReport(

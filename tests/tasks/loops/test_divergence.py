@@ -13,7 +13,7 @@ from specs.supervised import SFT, RewardWeighted, SupervisedBatch
 from tasks.learning.algorithms import loss_for
 from tasks.learning.algorithms.reward_weighted import AGGREGATION
 from tasks.learning.batching import Aggregation
-from tasks.learning.learner import Chance, Learner
+from tasks.learning.learner import Chance, Learner, StepReport
 from tasks.learning.values import ValueLearner, ValueModel
 from tasks.loops.batches import batch_plan
 from tasks.loops.divergence import FAR, MARGIN, WINDOW, Guard
@@ -137,3 +137,31 @@ def test_what_is_rejected_may_fall_far_and_not_farther():
     COIN.check(costs, [2.0, *[2.0 + FAR] * 5], 6)
     with pytest.raises(TrainingError, match=r"a token of the rejected side costs 22\.1 nats .*2\.00 in the first step"):
         COIN.check(costs, [2.0, *[2.1 + FAR] * 5], 6)
+
+
+def test_the_last_update_is_seen_on_its_own_rows():
+    guard, high = replace(COIN, steps=3), 0.1 + MARGIN + 0.1
+    guard.check_last([0.1, 0.1], [], StepReport(updated=False, cost=high - 0.2))
+    guard.check_last([0.1, 0.5], [], StepReport(updated=False, cost=high))
+    guard.check_last([], [], StepReport(updated=False))
+    told = (
+        r"step 3: .*a judgement costs 1\.20 nats after the last update, 0\.10 before it and 0\.70 by the toss of a coin"
+    )
+    with pytest.raises(TrainingError, match=told):
+        guard.check_last([0.1, 0.1], [], StepReport(updated=False, cost=high))
+    guard.check_last([0.1], [2.0], StepReport(updated=False, cost=0.1, rejected_cost=2.0 + FAR))
+    with pytest.raises(TrainingError, match=r"rejected side costs 22\.1 nats after the last update, 2\.00 before it"):
+        guard.check_last([0.1], [2.0], StepReport(updated=False, cost=0.1, rejected_cost=2.1 + FAR))
+
+
+def test_a_stage_of_one_step_that_runs_away_is_stopped(taught):
+    policy, rows = taught
+    for learning_rate in (1.0, 1e-3):
+        learner = Learner(copy.deepcopy(policy.model), Optimizer(kind="adamw", learning_rate=learning_rate), 1)
+        if learning_rate < 1.0:
+            assert fit_supervised(learner, rows, [[0, 1, 2, 3]], loss_for(SFT(type="sft"))).notes == []
+            continue
+        with pytest.raises(
+            TrainingError, match=r"step 1: training has diverged: .* after the last update, 0\.\d\d before it"
+        ):
+            fit_supervised(learner, rows, [[0, 1, 2, 3]], loss_for(SFT(type="sft")))
