@@ -39,7 +39,7 @@ from flows.state import State
 from specs.environments import OrderDesk
 from specs.records import to_dict
 from tasks.episodes.environments import environment_for
-from tests.faults.commands import Ended, end, processes, receipts, start, tutelage
+from tests.faults.commands import Ended, end, processes, receipts, start, tutelage, wait_for_no_process
 
 PROGRAM = """\
 program: tiny
@@ -320,12 +320,16 @@ def test_services_that_are_gone_cost_a_sentence_each(here: Path) -> None:
     assert told.seconds < 40.0
     assert "sk-canary" not in told.said
     assert set(receipts(home)) == {"data.golden"}
-    data = json.loads((home / "recorder" / "status.json").read_text())
-    assert "sk-canary" not in json.dumps(data)
+    status, until = home / "recorder" / "status.json", time.monotonic() + 30.0
+    while not status.exists():  # the run waits a few seconds for it and no longer
+        assert time.monotonic() < until, processes(home)
+        time.sleep(0.05)
+    trying = [pid for pid, command in processes(home).items() if "flows.recorder" in command]
+    assert trying, "it goes on trying for a minute"
+    for group in {os.getpgid(pid) for pid in trying}:
+        os.killpg(group, signal.SIGKILL)
+    wait_for_no_process(home, seconds=10.0)  # from here on nothing is written
+    assert "sk-canary" not in json.dumps(json.loads(status.read_text()))
     for path in home.rglob("*"):
         assert not path.is_file() or b"sk-canary" not in path.read_bytes(), path
     assert not services.answers("not an address", "prefect", timeout=1.0)
-    left = processes(home)
-    assert all("flows.recorder" in command for command in left.values()), left
-    for pid in left:  # it goes on trying for a minute
-        os.kill(pid, signal.SIGKILL)
