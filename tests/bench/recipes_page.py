@@ -40,10 +40,14 @@ class Result:
     seed: int
     exit_code: int
     wall: float
+    """Seconds, those of the start policy included."""
     cpu: float
-    """Processor seconds of all nodes, those of the start policy included."""
-    start_cpu: float
+    """Processor seconds of all nodes, likewise."""
+    start_wall: float
     """Of them, what the recipes share."""
+    start_cpu: float
+    parallel: int
+    """Nodes at once."""
     keys: list[str]
     stages: list[StageRow]
     gates: list[str]
@@ -91,11 +95,17 @@ def table(results: Sequence[Result], program: Program) -> str:
         for name in (s for s in sets if s in row.found):
             lines.append(_line(results, i, name))
     lines += ["", *_claims(results, program)]
-    cpu = sorted(r.cpu for r in results)
-    taken = f"{cpu[0]:.0f}" if len(cpu) == 1 else f"{cpu[0]:.0f} to {cpu[-1]:.0f}"
-    start = mean(r.start_cpu for r in results)
-    lines.append(f"{taken} processor seconds a seed, {start:.0f} of them for the first policy.")
+    start = [mean(seconds) for seconds in zip(*((r.start_wall, r.start_cpu) for r in results), strict=True)]
+    lines.append(
+        f"A seed takes {_range([r.wall for r in results])} s with {first.parallel} nodes at once and "
+        f"{_range([r.cpu for r in results])} processor seconds, {start[0]:.0f} and {start[1]:.0f} of them for the first policy."
+    )
     return "\n".join(lines)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _claims(results: Sequence[Result], program: Program) -> list[str]:
