@@ -1,6 +1,6 @@
 """Program and resolution to plan. Pure: the same two give the same bytes.
 
-Everything is unrolled: rounds, copies of `else_first`, evaluations. What is decided while running is a `when` of the
+Everything is unrolled: rounds, copies of `else_first`, evaluations. Of rounds only, the main part's stages are left out. What is decided while running is a `when` of the
 nodes it concerns; the deciding node is their input `condition`, so that it is part of their keys.
 """
 
@@ -21,12 +21,14 @@ def compile(program: Program, resolution: Resolution) -> Plan:
     graph = Graph(program, resolution)
     _data_sets(graph)
     _first_policy(graph)
-    for index in range(len(program.stages)):
-        add_stage(graph, program.stages, index)
-    main = [s.id for s in program.stages]
-    add_gates(graph, main)
+    stages = [] if resolution.rounds_only else program.stages
+    for index in range(len(stages)):
+        add_stage(graph, stages, index)
+    main = [s.id for s in stages]
+    if main:
+        add_gates(graph, main)
     rounds = add_rounds(graph)
-    _report(graph, rounds)
+    _report(graph, main, rounds)
     graph.check_memory()
     return Plan(
         program=program.program,
@@ -41,7 +43,7 @@ def compile(program: Program, resolution: Resolution) -> Plan:
         budget=dump(program.budget),
         tags=dict(program.tags),
         rows=dict(graph.sizes.rows),
-        details=details(program, graph.whole_reward),
+        details=details(program, graph.whole_reward, rounds_only=resolution.rounds_only),
     )
 
 
@@ -98,11 +100,12 @@ def _first_policy(graph: Graph) -> None:
             n: graph.resolution.weights[n] for n in ("digest", "path", "adapter") if n in graph.resolution.weights
         }
     graph.policies["init"] = graph.add("policy.init", "policy.init", params, inputs)
-    graph.evaluate("init", graph.program.evaluation.at_the_end)
+    if not graph.resolution.rounds_only:
+        graph.evaluate("init", graph.program.evaluation.at_the_end)
 
 
-def _report(graph: Graph, rounds: list[Json]) -> None:
-    """Add the report over everything that has figures; `rounds` are the stages of rounds."""
+def _report(graph: Graph, main: list[str], rounds: list[Json]) -> None:
+    """Add the report over everything that has figures; `main` and `rounds` are the stages that there are."""
     kinds = ("data.demonstrations", "data.problems", "data.file", "data.apart")
     kinds += ("evaluate", "gate", "collect", "pairs", "preflight", "teach", "cases.attribute", "cases.remedy")
     kinds += ("round.start", "round.evidence")
@@ -110,6 +113,7 @@ def _report(graph: Graph, rounds: list[Json]) -> None:
     stages = [
         {"id": s.id, "type": s.algorithm.type, "from": s.start, "policy": graph.policies[s.id]}
         for s in graph.program.stages
+        if s.id in main
     ]
     params: Json = {
         "program": graph.program.program, "about": graph.program.about,

@@ -169,6 +169,7 @@ def _fields_of(schedule: Any) -> Json:
         "timezone": getattr(what, "timezone", None),
         "overlap": own.get("overlap"),
         "catchup": own.get("catchup"),
+        "rounds_only": own.get("rounds_only"),
         "active": bool(schedule.active),
     }
 
@@ -180,6 +181,7 @@ def fields_of(spec: Schedule) -> Json:
         "timezone": spec.timezone,
         "overlap": spec.overlap,
         "catchup": spec.catchup,
+        "rounds_only": spec.rounds_only,
         "active": spec.active,
     }
 
@@ -315,7 +317,7 @@ def _created(slug: str, spec: Schedule) -> Any:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
 
-    own = {"schedule": slug, "overlap": spec.overlap, "catchup": spec.catchup}
+    own = {"schedule": slug} | {k: v for k, v in fields_of(spec).items() if k in ("overlap", "catchup", "rounds_only")}
     when = CronSchedule(cron=spec.cron, timezone=spec.timezone)
     return DeploymentScheduleCreate(schedule=when, active=spec.active, parameters=own, slug=slug)
 

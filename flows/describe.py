@@ -117,14 +117,14 @@ def _optimizer(spec: Optimizer) -> str:
     return words + (f" after {spec.warmup_steps} steps of warm-up" if spec.warmup_steps else "")
 
 
-def details(program: Program, reward: Reward) -> dict[str, object]:
+def details(program: Program, reward: Reward, *, rounds_only: bool = False) -> dict[str, object]:
     """Return what a plan tells its reader beside the nodes. ProgramError where a failure may earn what a success does."""
     proof = dominance_of(program, reward)
     rounds = program.flywheel.round.stages if program.flywheel is not None else []
     if not proof.holds and any(s.algorithm.type != "sft" for s in [*program.stages, *rounds]):
         raise ProgramError(f"{program.program}: reward: {proof.text}")
     adapter = program.policy.adapter
-    losses = {s.id: _loss(s, adapter, program) for s in program.stages}
+    losses = {s.id: _loss(s, adapter, program) for s in program.stages if not rounds_only}
     losses |= {f"{s.id}@round": _loss(s, adapter, program) for s in rounds}
     told: dict[str, object] = {"losses": losses, "reward": reward_words(reward), "dominance": proof.text}
     return told if program.flywheel is None else told | {"flywheel": flywheel_words(program.flywheel)}

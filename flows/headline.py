@@ -19,7 +19,8 @@ def summary_vector(
 ) -> dict[str, float]:
     """Return the numbers that every execution of a program has: success by set, gates, cost, nodes, hours."""
     gates = {n.id: gate_record(state, receipts[n.id].run_key) for n in plan if n.kind == "gate" and n.id in receipts}
-    chosen = final_candidate(gates.values()) or [s for s in plan.stages if not round_of(s)][-1]
+    main = [s for s in plan.stages if not round_of(s)] or ["champion"]
+    chosen = final_candidate(gates.values()) or main[-1]
     vector: dict[str, float] = {"hours": hours}
     for node in plan:
         if node.kind == "evaluate" and node.id.split(".")[1] == chosen and node.id in receipts:

@@ -11,8 +11,10 @@ from specs.errors import StateError
 from specs.loader import LoadedProgram
 
 
-def settled_plan(loaded: LoadedProgram, state: State) -> Plan | None:
+def settled_plan(loaded: LoadedProgram, state: State, *, rounds_only: bool = False) -> Plan | None:
     """Return the plan of the last resolution where all of it is done and nothing changed outside; else None.
+
+    After a run of rounds only the main part may not know what is new: only another such run has nothing to do then.
 
     Files, weights, packages, the environment and answers are looked at anew. A champion or a look at a set that the
     program's own runs made is no news; one that a person made is, and so is what a person said of a case.
@@ -20,7 +22,10 @@ def settled_plan(loaded: LoadedProgram, state: State) -> Plan | None:
     last = state.last(loaded.program.program)
     if last is None or _a_person_promoted(state, last.program, int(last.resolution.get("promotions", 0))):
         return None
-    resolution = resolve(loaded, state_view=state)
+    before = bool(last.resolution.get("rounds_only"))
+    if before and not rounds_only:
+        return None
+    resolution = resolve(loaded, state_view=state, rounds_only=before)
     if not resolution.reused or _a_person_judged(state, last.program, resolution):
         return None
     plan = compile(loaded.program, resolution)

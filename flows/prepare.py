@@ -13,10 +13,13 @@ from specs.errors import ProgramError, StateError, UsageError
 from specs.loader import LoadedProgram, load_program
 
 
-def prepare(file: Path, settings: Sequence[str], state: State, *, refresh: bool = False) -> tuple[LoadedProgram, Plan]:
+def prepare(
+    file: Path, settings: Sequence[str], state: State, *, refresh: bool = False, rounds_only: bool = False
+) -> tuple[LoadedProgram, Plan]:
     """Load, resolve and compile a program; nothing is written. ProgramError and StateError say what is wrong."""
     loaded = load_program(file, settings)
-    return loaded, compile(loaded.program, resolve(loaded, state_view=state, refresh=refresh))
+    found = resolve(loaded, state_view=state, refresh=refresh, rounds_only=rounds_only)
+    return loaded, compile(loaded.program, found)
 
 
 def last_plan(state: State, program: str) -> Plan | None:

@@ -47,6 +47,7 @@ def plan_json(plan: Plan, found: Mapping[str, Status], powers: Sequence[GatePowe
         "program_digest": plan.program_digest,
         "aliases": plan.resolution["aliases"],
         "resolution_reused": plan.resolution["reused"],
+        "rounds_only": plan.resolution.get("rounds_only", False),
         "nodes": nodes,
         "totals": totals(plan, found),
         "gates": [p.to_dict() for p in powers],
@@ -80,6 +81,11 @@ def plan_view(plan: Plan, found: Mapping[str, Status], powers: Sequence[GatePowe
         parts.append(memory)
     if powers:
         parts.append(_gates(powers))
+    if plan.resolution.get("rounds_only"):
+        version = plan.resolution["aliases"]["champion"]["version"]
+        parts.append(
+            Text(f"rounds only: the first begins with the champion (version {version}); the main part trains nothing")
+        )
     if plan.resolution["reused"]:
         parts.append(Text("aliases mean what they meant at the last run; --refresh looks again", style="dim"))
     return Group(*parts)

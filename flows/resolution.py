@@ -1,7 +1,7 @@
 """What the outside was resolved to, as data, and what of a program is used at all. Pure."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from flows.nodes import NODE_KINDS, Json, digest
@@ -9,6 +9,7 @@ from specs.command_references import own_programs
 from specs.commands import ResolvedCommand
 from specs.data import PoolData
 from specs.errors import ProgramError
+from specs.flywheel_references import without_main
 from specs.implicit import flywheel_sets
 from specs.positions import path_text
 from specs.program import Program
@@ -54,6 +55,8 @@ class Resolution:
     """Digest of the versions of node kinds and of the program's environments and verifiers."""
     reused: bool = False
     """Moving names mean what they meant at the last run."""
+    rounds_only: bool = False
+    """The rounds of the flywheel are asked for alone; the first begins with the champion."""
 
     def to_dict(self) -> Json:
         """Return JSON-ready data."""
@@ -64,6 +67,18 @@ def resolution_from(data: Mapping[str, Any]) -> Resolution:
     """Return the resolution that `to_dict` wrote; keys of other versions are left out."""
     names = {f.name for f in fields(Resolution)}
     return Resolution(**{k: v for k, v in data.items() if k in names})
+
+
+def of_rounds(found: Resolution, program: Program) -> Resolution:
+    """Return the resolution of a run of rounds only. ProgramError where there are none, or nothing that they begin with."""
+    for text in without_main(program):
+        raise ProgramError(f"{program.program}: rounds only, but {text}")
+    if found.aliases.get("champion") is None:
+        raise ProgramError(
+            f"{program.program}: rounds only, but there is no champion for them to begin with; run all of it once "
+            "(`tutelage run`), or name one with `tutelage promote`"
+        )
+    return replace(found, rounds_only=True)
 
 
 def code_digest(program: Program) -> str:

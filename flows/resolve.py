@@ -23,6 +23,7 @@ from flows.resolution import (
     Resolution,
     code_digest,
     environments_of,
+    of_rounds,
     program_digest,
     resolution_from,
     same_outside,
@@ -78,11 +79,12 @@ def resolve(
     *,
     state_view: StateView | None = None,
     refresh: bool = False,
+    rounds_only: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Resolution:
     """Look at everything outside that the program names. ProgramError with position and remedy where it is not there.
 
-    `loaded` without a file reads paths from the working directory.
+    `loaded` without a file reads paths from the working directory. `rounds_only`: as a schedule may ask for.
     """
     program = loaded if isinstance(loaded, Program) else loaded.program
     file = None if isinstance(loaded, Program) else Path(loaded.path).absolute()
@@ -107,8 +109,10 @@ def resolve(
     known = last.teachers if last is not None else {}
     teachers = with_tokens(program, seen.weights, seen.teachers, known, lambda text: Path(expand(text, environ)), where)
     seen = replace(seen, teachers=teachers)
-    same = last is not None and not refresh and same_outside(last, seen, _variables_that_count(program))
-    return _with_names(seen, program, state_view, last if same else None)
+    same = last is not None and not refresh and last.rounds_only == rounds_only
+    same = same and last is not None and same_outside(last, seen, _variables_that_count(program))
+    found = _with_names(seen, program, state_view, last if same else None)
+    return of_rounds(found, program) if rounds_only else found
 
 
 def _with_names(seen: Resolution, program: Program, view: StateView | None, pinned: Resolution | None) -> Resolution:

@@ -28,15 +28,16 @@ class _Before:
 
 
 def add_rounds(graph: Graph) -> list[Json]:
-    """Add every round and return its stages for the report: id, type, from, policy."""
+    """Add every round and return its stages for the report: id, type, from, policy.
+
+    The first follows the main part, or the champion where that part is left out.
+    """
     said = graph.program.flywheel
     if said is None:
         return []
     apart, told = _apart(graph), list[Json]()
     name = deciding(graph.program)
-    stages = [s.id for s in graph.program.stages]
-    offered = stages[-1:] if name is None else candidates(graph, name, graph.program.gates[name], stages)
-    before = _Before(offered, None if name is None else f"gate.{name}")
+    before = _main_part(graph, name)
     for number in range(1, said.rounds + 1):
         choice = None if number == 1 else _choose(graph, said, number)
         when = None if choice is None else {"node": choice, "go": True}
@@ -52,6 +53,16 @@ def add_rounds(graph: Graph) -> list[Json]:
         _end(graph, said, before, when)
         graph.part = Part()
     return told
+
+
+def _main_part(graph: Graph, name: str | None) -> _Before:
+    """Return what the first round follows; `name` is the gate that decides where it starts."""
+    if graph.resolution.rounds_only:
+        graph.registered("champion")
+        return _Before(["champion"], None)
+    stages = [s.id for s in graph.program.stages]
+    offered = stages[-1:] if name is None else candidates(graph, name, graph.program.gates[name], stages)
+    return _Before(offered, None if name is None else f"gate.{name}")
 
 
 def _round(graph: Graph, said: Flywheel, evidence: str) -> list[Json]:
@@ -118,7 +129,7 @@ def _start(graph: Graph, said: Flywheel, number: int, before: _Before, when: Jso
     """
     sets = _sets(graph, said)
     champion = number == 1 and graph.registered("champion")
-    known = [*before.candidates, *(["champion"] if champion else [])]
+    known = list(once([*before.candidates, *(["champion"] if champion else [])]))
     if number == 1:  # what a round offers was evaluated in that round, and is skipped with it
         for policy in known:
             graph.evaluate(policy, sets)

@@ -85,6 +85,7 @@ def scheduled(  # noqa: PLR0913 - the parameters of its deployments
     schedule: str = "by-hand",
     overlap: Literal["skip", "wait"] = "skip",
     catchup: Literal["latest", "none"] = "latest",
+    rounds_only: bool = False,  # noqa: FBT001
 ) -> Any:
     """Run a program unattended and end in a state that says how it went."""
     from flows.deployments import client
@@ -100,7 +101,8 @@ def scheduled(  # noqa: PLR0913 - the parameters of its deployments
             asked = _recorded(found, run, asked)
             ended = _unneeded(found, run, asked, attempt)
         if ended is None:
-            ended, driven = _drive(driver_command(file, schedule, wait=overlap == "wait"), attempt)
+            command = driver_command(file, schedule, wait=overlap == "wait", rounds_only=rounds_only)
+            ended, driven = _drive(command, attempt)
     except (TutelageError, OSError) as e:
         ended = state_named("failed", str(e))
     if not driven and ended.name in FAILURES:

@@ -54,9 +54,9 @@ def state_named(outcome: str, message: str) -> Any:
 # --- the driver
 
 
-def driver_command(file: str, schedule: str, *, wait: bool) -> list[str]:
+def driver_command(file: str, schedule: str, *, wait: bool, rounds_only: bool) -> list[str]:
     """Return the command that runs a program as its schedule asks; it ends when its stdin closes."""
-    more = ["--wait"] if wait else []
+    more = [*(["--wait"] if wait else []), *(["--rounds-only"] if rounds_only else [])]
     return [sys.executable, "-m", "flows.tethered", "run", file, "--scheduled", schedule, *more]
 
 
@@ -221,7 +221,12 @@ def superseded(client: Any, run: Any, *, taken: bool) -> str | None:
         deployment_id=FlowRunFilterDeploymentId(any_=[run.deployment_id]), expected_start_time=between
     )
     found = client.read_flow_runs(flow_run_filter=where)
-    newer = [r for r in found if _counts(r, taken=taken) and _order(r) > _order(run)]
+    less = () if run.parameters.get("rounds_only") else (True,)  # rounds alone do not do what all of it does
+    newer = [
+        r
+        for r in found
+        if _counts(r, taken=taken) and _order(r) > _order(run) and r.parameters.get("rounds_only") not in less
+    ]
     if not newer:
         return None
     newest = max(newer, key=_order)

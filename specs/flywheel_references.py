@@ -1,5 +1,6 @@
 """Checks of the flywheel: pools that are filled and read, sets that may be mined, rounds that can begin and end."""
 
+from collections.abc import Iterator
 from typing import get_args
 
 from specs.algorithms import PREFERENCES
@@ -19,11 +20,14 @@ from specs.checks import (
     unread,
     verified,
 )
-from specs.data import PoolData
+from specs.data import Demonstrations, PoolData
 from specs.flywheel import POOLS, Flywheel, HardPool, Pool, Prefer, Repair, default_remedy, pools_read, remedies_in_use
 from specs.positions import KeyPath, did_you_mean, listed
+from specs.program import Program
 from specs.stages import Stage
 from specs.supervised import RFT, SFT, RewardWeighted
+from specs.teacher_references import learners, named, used_teachers
+from specs.verifiers import RewardModelVerifier
 
 _FILLS: dict[Pool, type[Repair | Prefer | HardPool]] = {"repaired": Repair, "pairs": Prefer, "hard": HardPool}
 _READERS = {"repaired": "an sft stage", "pairs": "a stage on pairs (dpo, ipo, orpo, simpo or kto)"}
@@ -33,8 +37,11 @@ _ROUND: KeyPath = ("flywheel", "round", "stages")
 
 
 def flywheel(c: Checks) -> None:
-    """Check the whole section."""
+    """Check the whole section, and schedules that ask for its rounds alone."""
     said = c.program.flywheel
+    for name in (n for n, s in c.program.schedule.items() if s.rounds_only):
+        for text in without_main(c.program):
+            c.wrong(("schedule", name, "rounds_only"), f"found yes, but {text}")
     if said is None:
         return
     _mined(c, said)
@@ -46,6 +53,41 @@ def flywheel(c: Checks) -> None:
     _stop(c, said)
     _looks(c, said)
     _one_promotes(c)
+
+
+def without_main(program: Program) -> Iterator[str]:
+    """Yield why rounds cannot run without the main part: there are none, or they need what its stages make."""
+    said, main = program.flywheel, [s.id for s in program.stages]
+    if said is None:
+        yield "the program has no flywheel, so that there are no rounds; declare one, or run all of it"
+        return
+    yield from _made_by_main(program, main)
+    for stage in said.round.stages:
+        for name in getattr(stage.algorithm, "experience", ()):
+            if name in main:
+                yield f"stage {stage.id} has experience of {name}, a stage of the main part, which is left out"
+    read = [program.data.get(n) for s in program.stages for n in s.reads]
+    if "anchor" in pools_read(said) and not any(isinstance(d, Demonstrations) for d in read):
+        yield "the pool anchor holds verified rollouts of the main part here, which is left out; read another pool"
+
+
+def _made_by_main(program: Program, main: list[str]) -> Iterator[str]:
+    """Yield what compares with, judges by or learns from what stages of the main part make."""
+    for name, gate in program.gates.items():
+        if gate.baseline.stage is not None:
+            yield (
+                f"gate {name} compares with {gate.baseline.stage}, a policy of the main part, which is left out; compare "
+                "with {alias: champion}"
+            )
+    for name, spec in program.verifiers.items():
+        if isinstance(spec, RewardModelVerifier) and spec.stage in main and name in program.reward.soft:
+            yield f"the verifier {name} is made by {spec.stage}, a stage of the main part, which is left out"
+    asked = {name for path, x in learners(program) if path[0] == "flywheel" for name in named(program, x)}
+    asked |= {member for name in asked for member in getattr(program.teachers.get(name), "members", ())}
+    for name in used_teachers(program):
+        of = getattr(program.teachers[name], "of", None)
+        if of in main and name in asked:
+            yield f"the teacher {name} is the policy of {of}, a stage of the main part, which is left out"
 
 
 def _mined(c: Checks, said: Flywheel) -> None:

@@ -98,5 +98,7 @@ class Schedule(Spec):
     """What a run does that is due while another driver of this program works."""
     catchup: Literal["latest", "none"] = "latest"
     """Of runs that are late because nothing took them: the newest one alone is run, or none of them."""
+    rounds_only: Flag = False
+    """Run the rounds of the flywheel alone, from the champion: no stage of the main part is trained again."""
     active: Flag = True
     """Off keeps the schedule in Prefect, and nothing is run."""

@@ -25,13 +25,18 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
         "--diff", metavar="WHAT", help="compare with `last`, `champion`, a saved plan or a program file"
     )
     parser.add_argument("--refresh", action="store_true", help="look up moving names (aliases) anew")
+    parser.add_argument(
+        "--rounds-only",
+        action="store_true",
+        help="rounds of the flywheel alone, from the champion; no stage of the main part",
+    )
     parser.add_argument("--save", metavar="FILE", help="write the plan, for `run --plan FILE`")
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan a program; nothing is run and no state is changed."""
     state = State(find_home())
-    loaded, plan = prepare(Path(args.file), args.set, state, refresh=args.refresh)
+    loaded, plan = prepare(Path(args.file), args.set, state, refresh=args.refresh, rounds_only=args.rounds_only)
     found = statuses(plan, state, last_plan(state, plan.program))
     powers = gate_powers(plan, known(plan, state, found))
     against = None if args.diff is None else diff(other_plan(args.diff, plan, state), plan)

@@ -49,6 +49,11 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
             "--smoke", action="store_true", help="the smallest form of the program, nothing is promoted"
         )
         parser.add_argument("--refresh", action="store_true", help="look up moving names (aliases) anew")
+        parser.add_argument(
+            "--rounds-only",
+            action="store_true",
+            help="rounds of the flywheel alone, from the champion; no stage of the main part",
+        )
         parser.add_argument("--plan", metavar="FILE", help="refuse to run unless this saved plan is still right")
         parser.add_argument(
             "--scheduled", metavar="NAME", help="run as this schedule does: look anew, and only where there is news"
@@ -91,6 +96,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "smoke": args.smoke,
         "start": args.start,
         "refresh": args.refresh,
+        "rounds_only": args.rounds_only,
         "plan": args.plan,
         "schedule": args.scheduled,
     }
@@ -102,10 +108,10 @@ def _last_options(state: State, file: str | None) -> dict[str, Any]:
     for name in names:
         record = state.last(name)
         if record is not None and (file is None or Path(file).absolute() == Path(record.file)):
-            kept = {k: record.arguments.get(k) for k in ("set", "until", "only", "smoke")}
+            kept = {k: record.arguments.get(k) for k in ("set", "until", "only", "smoke", "rounds_only")}
             return {"file": record.file, "start": None, "refresh": False, "plan": None, **kept}
     if file is not None:
-        empty = dict.fromkeys(("until", "only", "start", "plan"))
+        empty = dict.fromkeys(("until", "only", "start", "plan", "rounds_only"))
         return {"file": str(Path(file).absolute()), "set": [], "smoke": False, "refresh": False, **empty}
     raise UsageError(f"{state.home}: no program was run here yet; start one with `{EXAMPLES['run']}`")
 
@@ -122,10 +128,11 @@ def _load(options: dict[str, Any]) -> "LoadedProgram":
 
 
 def _plan(loaded: "LoadedProgram", state: State, options: dict[str, Any]) -> Plan:
-    if options.get("schedule") is not None and (settled := settled_plan(loaded, state)) is not None:
+    scheduled, rounds_only = options.get("schedule") is not None, bool(options["rounds_only"])
+    if scheduled and (settled := settled_plan(loaded, state, rounds_only=rounds_only)) is not None:
         return settled
-    refresh = bool(options["refresh"]) or options.get("schedule") is not None
-    resolution = resolve(loaded, state_view=state, refresh=refresh)
+    refresh = bool(options["refresh"]) or scheduled
+    resolution = resolve(loaded, state_view=state, refresh=refresh, rounds_only=rounds_only)
     plan = compile_program(loaded.program, resolution)
     if options["plan"] is not None:
         stored = load_plan(Path(options["plan"]))
@@ -138,7 +145,7 @@ def _plan(loaded: "LoadedProgram", state: State, options: dict[str, Any]) -> Pla
 
 
 def _request(args: argparse.Namespace, options: dict[str, Any]) -> Request:
-    kept = {k: options[k] for k in ("set", "until", "only", "smoke")}
+    kept = {k: options[k] for k in ("set", "until", "only", "smoke", "rounds_only")}
     if options.get("schedule") is not None:
         kept["schedule"] = options["schedule"]
     return Request(

@@ -191,7 +191,7 @@ def _conversations(
     found: _Inputs,
 ) -> list[Conversation]:
     """Return the same problems tried by the untouched policy, after the first stage, and by the candidate."""
-    main = [s["id"] for s in stages if not round_of(s["id"])]
+    main = [s["id"] for s in stages if not round_of(s["id"])] or ["champion"]  # of rounds only
     candidate = final_candidate(data.gates) or main[-1]
     before = next((g["candidate"] for g in data.gates if g.get("candidate")), main[-1])
     wanted = list(dict.fromkeys(["init", main[0], before, candidate]))

@@ -69,7 +69,8 @@ def _chosen(node: NodeContext) -> _Choice:
         if known is not None:
             return _Choice(known, f"the gate of {candidate} failed", known)
         return _Choice(candidate, "its gate failed, but there is no champion to start from", None)
-    why = "no gate judged it" if answer is None else f"its gate did not fail ({answer})".replace("_", " ")
+    alone = "rounds alone were asked for" if candidate == "champion" else "no gate judged it"
+    why = alone if answer is None else f"its gate did not fail ({answer})".replace("_", " ")
     return _Choice(candidate, "its gate failed, and start_from is candidate" if failed else why, known)
 
 

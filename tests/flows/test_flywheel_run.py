@@ -89,6 +89,21 @@ def test_a_round_closes_and_its_cases_judge_the_next_run(
     assert later["teach"]["status"] == "reused", "the pool's new version trains nothing anew"
     assert later["eval.teach.regress"]["status"] == "completed"
 
+    changed = PROGRAM.replace("demos: {kind: demonstrations", "demos: {seed: 5, kind: demonstrations")
+    assert changed != PROGRAM
+    file.write_text(changed)
+    assert main(["plan", str(file), "--rounds-only"]) == 0
+    assert "rounds only: the first begins with the champion (version" in capsys.readouterr().out
+    begun = run(capsys, file, "--scheduled", "nightly", "--rounds-only", "--until", "round1.start")
+    alone = {n["node"]: n for n in begun["nodes"]}
+    assert {"teach", "gate.ship"}.isdisjoint(alone), "the changed file trains nothing of the main part"
+    assert {alone[n]["status"] for n in ("policy.champion", "round1.start")} == {"completed"}
+    assert alone["round1.start"]["notes"] == ["round 1 starts from champion: rounds alone were asked for"]
+    assert main(["resume", str(file), "--no-services", "--json"]) == 0
+    resumed = {n["node"]: n["status"] for n in json.loads(capsys.readouterr().out)["nodes"]}
+    assert "teach" not in resumed, "what was asked for is resumed"
+    assert resumed["round1.start"] == "reused"
+
     stopped = PROGRAM.replace("default: repair", "default: stop_for_reward_fix")
     file.write_text(stopped.replace("{anchor: 0.5, repaired: 0.3, successes: 0.2}", "[demos]").replace("pools:", "#"))
     held = run(capsys, file, code=7)

@@ -326,12 +326,17 @@ def test_plan_prints_json(file: Path, capsys: pytest.CaptureFixture[str]):
     told = json.loads(capsys.readouterr().out)
     assert told["schema"] == 1
     assert set(told) == {
-        "schema", "program", "program_digest", "aliases", "resolution_reused", "nodes", "totals", "gates",
+        "schema", "program", "program_digest", "aliases", "resolution_reused", "rounds_only", "nodes", "totals", "gates",
         "losses", "reward", "dominance", "flywheel", "diff",
     }  # fmt: skip
     assert set(told["nodes"][0]) == {
         "id", "kind", "status", "reason", "plan_key", "run_key", "inputs", "when", "estimate",
     }  # fmt: skip
+
+
+def test_plan_of_rounds_only_needs_rounds(file: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", str(file), "--rounds-only"]) == 2
+    assert "small: rounds only, but the program has no flywheel" in capsys.readouterr().err
 
 
 def test_plan_compares_with_a_saved_plan_and_with_a_file(file: Path, capsys: pytest.CaptureFixture[str]):

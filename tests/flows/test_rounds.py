@@ -111,6 +111,30 @@ def test_a_champion_may_be_where_a_round_starts() -> None:
     assert made["gate.ship"].params["champion"] is None, "the main part's gate does not need it"
 
 
+def test_rounds_only_begin_with_the_champion_and_train_no_stage_of_the_main_part() -> None:
+    whole, alone = (
+        plan(TURNING, aliases={"champion": CHAMPION}),
+        plan(TURNING, aliases={"champion": CHAMPION}, rounds_only=True),
+    )
+    found = nodes(alone)
+    assert alone.stages == ("mend@1", "harden@1", "mend@2", "harden@2")
+    assert not {"teach", "harvest.fit1", "rl", "gate.ship", "promote.ship", "eval.init.golden"} & set(found)
+    assert {n.id for n in alone} <= {n.id for n in whole}
+    assert not moved(whole, alone) & {n for n in found if n.startswith(("data.", "policy.", "eval.champion"))}
+    assert found["round1.start"].inputs == {"policy.champion": "policy.champion"}
+    assert found["round1.start"].params["candidates"] == ["champion"]
+    assert found["round1.evidence"].inputs["eval.champion.golden"] == "eval.champion.golden"
+    assert found["gate.ship@1"].inputs["baseline.golden"] == "eval.champion.golden"
+    assert not [name for name in found["round1.remedy"].inputs if name.startswith("collect.")]
+    assert list(alone.details["losses"]) == ["mend@round", "harden@round"]
+    assert [s["id"] for s in found["report"].params["stages"]] == list(alone.stages)
+    other = plan(changed(TURNING, "data.demos.seed", 5), aliases={"champion": CHAMPION}, rounds_only=True)
+    moves = moved(alone, other)
+    assert {"data.demos", "round1.remedy"} <= moves
+    assert not {"round1.start", "policy.champion", "eval.champion.golden"} & moves
+    as_kept(alone, "rounds_only")
+
+
 def test_without_gates_and_regression_pool_a_round_starts_from_the_last_stage() -> None:
     data = changed({k: v for k, v in SMALL.items() if k != "gates"}, "flywheel", WHEEL)
     found = nodes(plan(data))

@@ -65,7 +65,8 @@ def test_schedules_are_created_changed_and_deleted_by_name(site: Site, capsys: p
         assert there.version == code_name()
         assert there.schedules["nightly"][1]["active"] is True
         assert there.schedules["weekly"][1] == {
-            "cron": "0 5 * * sun", "timezone": "Europe/Berlin", "overlap": "wait", "catchup": "latest", "active": False,
+            "cron": "0 5 * * sun", "timezone": "Europe/Berlin", "overlap": "wait", "catchup": "latest",
+            "rounds_only": False, "active": False,
         }  # fmt: skip
     assert done(asked(capsys, str(site.file), "--apply")) == {"nightly": "keep", "weekly": "keep"}
     site.file.write_text(text.replace("0 3 * * *", "30 3 * * *").replace("weekly:", "yearly:"))
@@ -185,6 +186,12 @@ def test_a_late_run_gives_way_only_to_one_that_will_run(site: Site, capsys: pyte
             assert "does what there is to do" in str(superseded(found, run, taken=False))
             assert superseded(found, run, taken=True) is None, "the newer run gives way to the driver at work"
             found.delete_flow_run(in_time)
+            rounds = site.trigger(ago=1, rounds_only=True)
+            assert superseded(found, run, taken=False) is None, "the newer run leaves the main part out"
+            assert "does what there is" in str(
+                superseded(found, run.model_copy(update={"parameters": {"rounds_only": True}}), taken=False)
+            )
+            found.delete_flow_run(rounds)
         finally:
             found.update_work_queue(own.id, is_paused=False)
         name, message = site.ended(never)
@@ -196,6 +203,8 @@ def test_a_late_run_gives_way_only_to_one_that_will_run(site: Site, capsys: pyte
 def test_a_run_that_is_never_driven_is_told(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked(capsys, str(site.file), "--apply")
     text, recorded = site.file.read_text(), site.home.parent.parent / "told"
+    name, message = site.ended(site.trigger(rounds_only=True))
+    assert (name, "rounds only, but the program has no flywheel" in message) == ("Failed", True)
     before = len(told(recorded))
     try:
         site.file.write_text("program: [")

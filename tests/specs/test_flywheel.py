@@ -118,6 +118,39 @@ def test_mistakes_of_a_flywheel(tmp_path: Path, pairs: list[tuple[str, str]], me
     assert any(message in line for line in lines), lines
 
 
+NIGHTLY = ("verifiers:", 'schedule: {nightly: {cron: "0 3 * * *", rounds_only: yes}}\nverifiers:')
+JUDGE = (
+    ("  - id: rl\n", "  - {id: judge, algorithm: {type: reward_model}, data: [train]}\n  - id: rl\n"),
+    (
+        "stages:\n",
+        "  likes: {kind: reward_model, stage: judge}\nreward: {outcome: {order_state: 1.0}, soft: {likes: 0.1}}\nstages:\n",
+    ),
+)
+HARVEST = (
+    "  - id: teach\n    algorithm:\n      type: sft\n    data: [demos]\n",
+    "  - {id: teach, algorithm: {type: rft}, data: [train]}\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], "the program has no flywheel, so that there are no rounds; declare one, or run all of it"),
+        ([WITH, ("    require:", "    baseline: {stage: teach}\n    require:")], "gate ship compares with teach, a policy of the main part, which is left out; compare with {alias: champion}"),
+        ([WITH, *JUDGE], "the verifier likes is made by judge, a stage of the main part, which is left out"),
+        ([WITH, HARVEST], "the pool anchor holds verified rollouts of the main part here, which is left out; read another pool"),
+        ([wheel(("{type: grpo}", "{type: self_evolve, experience: [rl]}"))], "stage harden has experience of rl, a stage of the main part, which is left out"),
+        ([wheel(("{type: grpo}", "{type: opd}")), ("verifiers:", "teachers: {old: {kind: earlier_self, of: teach}}\nverifiers:")], "the teacher old is the policy of teach, a stage of the main part, which is left out"),
+    ],
+)  # fmt: skip
+def test_a_schedule_of_rounds_only_needs_nothing_of_the_main_part(
+    tmp_path: Path, pairs: list[tuple[str, str]], message: str
+) -> None:
+    lines = mistakes(tmp_path, *pairs, NIGHTLY)
+    assert any(f"schedule.nightly.rounds_only: found yes, but {message}" in line for line in lines), lines
+    assert load(tmp_path, WITH, NIGHTLY).program.schedule["nightly"].rounds_only
+
+
 def test_a_second_gate_may_judge_and_promote_nothing(tmp_path: Path) -> None:
     second = "gates:\n  second: {require: [{metric: success, set: golden, at_least: 0.9}]%s}\n"
     assert load(tmp_path, WITH, (GATES, second % ", on_pass: nothing")).program.flywheel is not None
