@@ -71,7 +71,7 @@ def _result(seed: int, monkeypatch: pytest.MonkeyPatch) -> Result:
         StageRow("teach", "sft", None, 0, {"hidden": "a"}),
         StageRow("grpo", "grpo", "teach", 3072, {"hidden": "b"}),
     ]
-    return Result("grpo", seed, 0, 60.0, 70.0 + seed, 30.0, [], rows, ["gains: pass"])
+    return Result("grpo", seed, 0, 60.0, 70.0 + seed, 25.0, 30.0, 2, [], rows, ["gains: pass"])
 
 
 def test_the_table_has_each_stage_against_what_it_started_from(
@@ -82,7 +82,10 @@ def test_the_table_has_each_stage_against_what_it_started_from(
     assert "| teach | sft | hidden | 0.600 | 0.600 |  |  |  |" in made
     assert "| grpo | grpo | hidden | 0.800 | 0.800 | teach | +0.200 [" in made
     assert "Gate `gains`: pass; grpo against teach +0.200" in made
-    assert "87 processor seconds a seed, 30 of them for the first policy." in made
+    assert (
+        "A seed takes 60 s with 2 nodes at once and 87 processor seconds, 25 and 30 of them for the first policy."
+        in made
+    )
     page = tmp_path / "recipes.md"
     page.write_text("# Recipes\n\n## grpo\nWords stay.\n\n<!-- measured: grpo -->\nold\n<!-- end -->\nmore words\n")
     monkeypatch.setattr(recipes_page, "PAGE", page)
