@@ -34,6 +34,22 @@ _TOKENS = {
 
 def self_taught(spec: SelfTaught, equation: str) -> tuple[str, list[str]]:
     """Return the equation with the term of self-teaching, and what is to be known of it."""
+    equation, words = _form(spec, equation)
+    return equation, [*words, *_grown(spec)]
+
+
+def _grown(spec: SelfTaught) -> list[str]:
+    told = spec.growth if isinstance(spec, SelfEvolve) else None
+    if told is None:
+        return []
+    levels = ", ".join(map(str, told.calls))
+    return [
+        f"{told.share:.0%} of the problems are made anew, at levels of {levels} calls; the next one opens where over "
+        f"{told.open_above:.0%} of the hardest are solved, in {told.least} rollouts or more"
+    ]
+
+
+def _form(spec: SelfTaught, equation: str) -> tuple[str, list[str]]:
     match spec.form:
         case "redistribute":
             told = spec.redistribute

@@ -27,7 +27,7 @@ _UPDATE = (
     " ratio_low ratio_high kl_coef kl entropy_coef correction resample decay replay curriculum distill adversarial best_of"
     " critic gae_lambda length_adaptive value_lambda whiten turn_rewards ratio drift_low drift_high"
     " max_flat_steps max_truncated max_logprob_gap max_missing_logprobs"
-    " form privileged redistribute gated success_distill snapshot guard experience experience_per_step"
+    " form privileged redistribute gated success_distill snapshot guard growth experience experience_per_step"
 )
 _SAMPLING_ONLY = tuple(f"algorithm.{name}" for name in _SAMPLING.split())
 _UPDATE_ONLY = tuple(f"algorithm.{name}" for name in _UPDATE.split())

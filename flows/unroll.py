@@ -169,8 +169,20 @@ def _policy_gradient(graph: Graph, stage: Stage, policy: str) -> str:
         params |= {**taught, "versions": params["versions"] | taught["versions"]}
         inputs |= weights
     inputs |= _experience(graph, stage)
+    if isinstance(stage.algorithm, SelfEvolve) and stage.algorithm.growth is not None:
+        params["apart"] = dump(graph.program.apart)
+        inputs |= _judging(graph)
     inputs |= {f"data.{n}": f"data.{n}" for n in shown}
     return graph.add(name, "train.policy_gradient", params, inputs, passthrough="policy" if part.number else None)
+
+
+def _judging(graph: Graph) -> dict[str, str]:
+    """Return what problems that are made must not give away: what `data.apart` compares with, and the cases of rounds."""
+    part = graph.part
+    found = {name: node for name, node in graph.nodes[part.apart].inputs.items() if name.startswith("eval.")}
+    if part.number and "round1.published.regression" in graph.nodes:
+        found["eval.published"] = "round1.published.regression"
+    return found | {f"held.{k}": f"round{k}.remedy" for k in range(1, part.number + 1)}
 
 
 def _experience(graph: Graph, stage: Stage) -> dict[str, str]:

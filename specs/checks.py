@@ -5,7 +5,7 @@ from pathlib import Path
 
 from specs.algorithms import POLICY_GRADIENTS
 from specs.data import Demonstrations, PoolData, Problems
-from specs.environments import ADVERSARIAL, OrderDesk
+from specs.environments import ADVERSARIAL, OrderDesk, calls_of
 from specs.implicit import SIZES
 from specs.policy_gradient import PolicyGradient
 from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, position_of
@@ -152,6 +152,26 @@ def experienced(c: Checks, path: KeyPath, stage: Stage, before: Iterable[Stage])
     c.once(at, names)
     for i, name in enumerate(names):
         c.known((*at, i), name, known, "a policy-gradient stage before it")
+
+
+def grown(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report problems that a self-evolving stage wants made, and that no environment of its data can make."""
+    growth = getattr(stage.algorithm, "growth", None)
+    sources = [s for name in stage.data if not isinstance(s := c.program.data.get(name), PoolData | None)]
+    names = {s.environment for s in sources} & set(c.program.environments)
+    if growth is None or not names:
+        return
+    specs = [c.program.environments[name] for name in sorted(names)]
+    at = (*path, "algorithm", "growth")
+    for spec in specs:
+        if not spec.siblings:
+            text = f"an environment of kind {spec.kind} makes no new problems; leave growth out, or use order_desk"
+            c.wrong(at, f"{text}")
+            return
+    possible = set[int]().union(*(calls_of(spec) for spec in specs))
+    if missing := [str(n) for n in growth.calls if n not in possible]:
+        text = f"found {', '.join(missing)}, but its problems take {', '.join(map(str, sorted(possible)))} calls"
+        c.wrong((*at, "calls"), f"{text}; name some of these, or other environments.{min(names)}.types")
 
 
 def verified(c: Checks, path: KeyPath, stage: Stage) -> None:

@@ -9,6 +9,7 @@ from specs.checks import (
     credited,
     evaluated,
     experienced,
+    grown,
     is_pool,
     kind_of,
     may_train,
@@ -93,6 +94,7 @@ def _stage(c: Checks, said: Flywheel, i: int, stage: Stage) -> None:
     verified(c, path, stage)
     mixed(c, path, stage)
     experienced(c, path, stage, [*c.program.stages, *said.round.stages[:i]])
+    grown(c, path, stage)
     at, names = (*path, "data"), list(stage.data)
     if not names:
         c.wrong(at, "found no pool and no data set, expected at least one")

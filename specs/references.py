@@ -10,6 +10,7 @@ from specs.checks import (
     credited,
     evaluated,
     experienced,
+    grown,
     is_pool,
     kind_of,
     mixed,
@@ -116,6 +117,7 @@ def _stages(c: _Checks) -> None:
         verified(c, path, stage)
         mixed(c, path, stage)
         experienced(c, path, stage, c.program.stages[:i])
+        grown(c, path, stage)
 
 
 def _start(c: _Checks, path: KeyPath, i: int, stage: Stage) -> None:

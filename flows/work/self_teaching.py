@@ -1,5 +1,6 @@
 """What a self-taught stage needs beside its rollouts: the frozen self, what it is shown, and others' experience."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from flows.context import NodeContext
@@ -57,3 +58,11 @@ def _experience(node: NodeContext, spec: SelfTaughtAlgorithm) -> list[Trajectory
             f"{node.id}: {', '.join(names)} hold no verified success to teach; name other stages, or leave experience out"
         )
     return told_apart("experience", sorted(found, key=lambda t: (t.problem_id, t.id)))
+
+
+def notes(curve: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return at which step the guard switched self-teaching off, where it did."""
+    off = next((i for i, line in enumerate(curve, 1) if line.get("self_teaching") == 0.0), None)
+    if off is None:
+        return []
+    return [f"success fell by more than guard.max_drop: self-teaching was switched off after step {off} of {len(curve)}"]

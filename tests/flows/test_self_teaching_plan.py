@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from flows.describe import effective_loss
 from flows.smoke import smoke
 from specs.errors import ProgramError
-from specs.self_teaching import RLSD, Gated, Privileged, Redistribute, SelfDistilled, SelfEvolve, SuccessDistill
+from specs.self_teaching import RLSD, Gated, Growth, Privileged, Redistribute, SelfDistilled, SelfEvolve, SuccessDistill
 from specs.short_opd import ByConfidence, ByRepetition, Segments, ShortOPD, Tokens
 from tests.flows.programs import SMALL, changed, nodes, plan, program
 
@@ -36,6 +36,38 @@ def test_the_smallest_form_needs_no_success_of_another_stage():
     assert small.experience == []
 
 
+def test_what_is_made_is_kept_apart_from_every_set_that_judges():
+    made = nodes(plan(evolving(growth={"calls": [2, 3]})))
+    node = made["evolve"]
+    assert {n: i for n, i in node.inputs.items() if n.startswith("eval.")} == {
+        "eval.golden": "data.golden", "eval.hidden": "data.hidden",
+    }  # fmt: skip
+    assert node.params["apart"]["near_duplicate"] == 0.9
+    plain = nodes(plan(evolving()))
+    assert not [n for n in plain["evolve"].inputs if n.startswith("eval.")]
+    assert plain["evolve.preflight1"].plan_key == made["evolve.preflight1"].plan_key
+    assert plain["evolve"].plan_key != node.plan_key
+
+
+def test_what_is_made_in_a_round_is_kept_apart_from_the_cases_that_rounds_hold_back():
+    wheel = {
+        "mine": {"from": ["train"], "problems": 8},
+        "remedies": {"wrong_tool": {"do": "hard_pool", "quota": 30}},
+        "rounds": 2,
+        "stop": {"gain_on": "golden"},
+        "round": {
+            "stages": [
+                {"id": "harden", "algorithm": {"type": "self_evolve", "steps": 5, "growth": {}}, "data": ["hard"]}
+            ]
+        },
+    }
+    made = nodes(plan(changed(SMALL, "flywheel", wheel)))
+    inputs = made["harden@2"].inputs
+    assert [inputs[f"held.{k}"] for k in (1, 2)] == ["round1.remedy", "round2.remedy"]
+    assert inputs["eval.published"] == "round1.published.regression"
+    assert inputs["eval.hidden"] == "data.hidden"
+
+
 @pytest.mark.parametrize("name", ["teach", "nobody"])
 def test_experience_of_a_stage_without_rollouts_is_refused(name):
     with pytest.raises(ProgramError, match="no policy-gradient stage before it; expected one of other"):
@@ -62,6 +94,11 @@ def test_experience_of_a_stage_without_rollouts_is_refused(name):
             "32 likeliest and one bucket",
         ),
         (SelfEvolve(type="self_evolve", experience=["a"]), "+ 0.1 L_SD", "16 verified rollouts a step of a teach too"),
+        (
+            SelfEvolve(type="self_evolve", form="gated", growth=Growth(share=0.25)),
+            "+ 0.01 sum w g",
+            "25% of the problems are made anew, at levels of 2, 3, 4, 5 calls; the next one opens where over 60%",
+        ),
     ],
 )
 def test_what_teaches_stands_in_the_loss(spec, equation, said):
@@ -111,6 +148,10 @@ def test_lengths_and_tokens_stand_in_the_loss(more, said):
         (lambda: SuccessDistill(top_k=5), "only top_k reads a distribution"),
         (lambda: SelfEvolve(type="self_evolve", experience_per_step=3), "without experience"),
         (lambda: SelfEvolve(type="self_evolve", form="gated", experience=["a"]), "teaches what was verified"),
+        (lambda: SelfEvolve(type="self_evolve", growth=Growth(), curriculum=None), "leave curriculum: null out"),
+        (lambda: SelfEvolve(type="self_evolve", growth=Growth(), adversarial=0.1), "adversarial is about problems of"),
+        (lambda: SelfEvolve(type="self_evolve", growth=Growth(), distill={}), "distill is about problems of"),
+        (lambda: Growth(calls=[3, 2]), "expected them to rise"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(make, text):

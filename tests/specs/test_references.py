@@ -39,6 +39,8 @@ GATE = "      - {metric: success, set: golden, at_least: 0.5}\n"
         ([("type: grpo", "type: grpo\n      curriculum: {bnd: [0, 1]}")], "stages[1].algorithm.curriculum.bnd: unknown key; did you mean band?"),
         ([("data: [train]", "data: []")], "stages[1].data: found no data set"),
         ([("type: grpo\n", "type: self_evolve\n      experience: [teach]\n")], "stages[1].algorithm.experience[0]: found 'teach', expected a policy-gradient stage before it (none)"),
+        ([("type: grpo\n", "type: self_evolve\n      growth: {calls: [2, 6, 7]}\n")], "stages[1].algorithm.growth.calls: found 6, 7, but its problems take 2, 3, 4, 5 calls; name some of these"),
+        ([("type: grpo\n", "type: self_evolve\n      growth: {}\n"), ("{kind: order_desk}", "{kind: bfcl}")], "stages[1].algorithm.growth: an environment of kind bfcl makes no new problems"),
         ([("type: grpo\n", "type: self_evolve\n      experience: [rl, rl]\n")], "stages[1].algorithm.experience[1]: rl is named twice"),
         ([("type: sft", "type: quantize"), ("data: [demos]", "data: {demos: 2}")], "stages[0].data: quantize measures on all of its demonstrations alike and reads no weights; write data: [demos]"),
         ([("type: sft", "type: prune\n      layers: 3")], "stages[0].algorithm.layers: found 3, but the policy has 3 layers; at least one must stay"),
