@@ -87,6 +87,11 @@ def _successes(spec: SelfTaught) -> list[str]:
     ]
     if isinstance(spec, SelfEvolve) and spec.experience:
         words.append(f"{spec.experience_per_step} verified rollouts a step of {', '.join(spec.experience)} teach too")
+    if isinstance(spec, SelfEvolve) and (said := spec.learners) is not None:
+        words.append(
+            f"{len(said.each)} learners, each {said.turns} turns of {spec.steps // said.turns} steps; {spec.experience_per_step} "
+            f"verified rollouts a step of all of them in the turn before teach too; the best on {said.choose_on} goes on"
+        )
     return words
 
 

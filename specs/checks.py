@@ -154,6 +154,25 @@ def experienced(c: Checks, path: KeyPath, stage: Stage, before: Iterable[Stage])
         c.known((*at, i), name, known, "a policy-gradient stage before it")
 
 
+def sharing(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report a set on which several learners cannot be compared, and names that they take from other stages."""
+    said = getattr(stage.algorithm, "learners", None)
+    if said is None:
+        return
+    at, name = (*path, "algorithm", "learners", "choose_on"), said.choose_on
+    if c.known_set(at, name):
+        asked = evaluated(c).get(name)
+        if asked is None:
+            c.wrong(at, f"found {name}, which is not evaluated; add it to evaluation.sets or evaluation.at_the_end")
+        elif asked != "evaluation" or c.program.data[name].role == "hidden":
+            by = asked if asked != "evaluation" else "its role (hidden)"
+            c.wrong(at, f"found {name}, which judges by {by}: what chooses a policy cannot judge it as well")
+    for k in range(1, len(said.each) + 1):
+        if f"{stage.id}_{k}" in c.stages:
+            text = f"found {stage.id}, whose learner {k} is called {stage.id}_{k} as a stage is; choose another name"
+            c.wrong((*path, "id"), text)
+
+
 def grown(c: Checks, path: KeyPath, stage: Stage) -> None:
     """Report problems that a self-evolving stage wants made, and that no environment of its data can make."""
     growth = getattr(stage.algorithm, "growth", None)
@@ -165,8 +184,9 @@ def grown(c: Checks, path: KeyPath, stage: Stage) -> None:
     at = (*path, "algorithm", "growth")
     for spec in specs:
         if not spec.siblings:
-            text = f"an environment of kind {spec.kind} makes no new problems; leave growth out, or use order_desk"
-            c.wrong(at, f"{text}")
+            c.wrong(
+                at, f"an environment of kind {spec.kind} makes no new problems; leave growth out, or use order_desk"
+            )
             return
     possible = set[int]().union(*(calls_of(spec) for spec in specs))
     if missing := [str(n) for n in growth.calls if n not in possible]:

@@ -12,6 +12,7 @@ OrderType = Literal[
     "unknown_customer", "duplicate_order", "already_shipped", "discount", "timeout_resubmit", "repeated_mail",
 ]  # fmt: skip
 """Problem types of the order desk; those of the second line are adversarial."""
+ORDINARY: tuple[OrderType, ...] = get_args(OrderType)[:7]
 ADVERSARIAL: tuple[OrderType, ...] = get_args(OrderType)[7:]
 CALLS: dict[OrderType, tuple[int, ...]] = {
     "stock": (2,), "status": (2,), "mail": (2, 3), "place": (2, 4), "cancel": (3,), "substitute": (2, 4, 5),
@@ -92,7 +93,7 @@ def calls_of(spec: Environment) -> set[int]:
     """Return how many calls the problems of its generator may take; none where it makes no new ones."""
     if not isinstance(spec, OrderDesk):
         return set()
-    types = set(spec.types or get_args(OrderType)[:7]) | (set(ADVERSARIAL) if spec.adversarial else set())
+    types: list[OrderType] = [*(spec.types or ORDINARY), *(ADVERSARIAL if spec.adversarial else ())]
     return {calls for kind in types for calls in CALLS[kind] if calls <= spec.max_turns}
 
 

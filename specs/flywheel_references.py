@@ -15,6 +15,7 @@ from specs.checks import (
     may_train,
     mixed,
     replayed,
+    sharing,
     stage_set,
     tempted,
     unread,
@@ -95,6 +96,7 @@ def _stage(c: Checks, said: Flywheel, i: int, stage: Stage) -> None:
     mixed(c, path, stage)
     experienced(c, path, stage, [*c.program.stages, *said.round.stages[:i]])
     grown(c, path, stage)
+    sharing(c, path, stage)
     at, names = (*path, "data"), list(stage.data)
     if not names:
         c.wrong(at, "found no pool and no data set, expected at least one")

@@ -15,6 +15,7 @@ from specs.checks import (
     kind_of,
     mixed,
     replayed,
+    sharing,
     stage_set,
     tempted,
     unread,
@@ -118,6 +119,7 @@ def _stages(c: _Checks) -> None:
         mixed(c, path, stage)
         experienced(c, path, stage, c.program.stages[:i])
         grown(c, path, stage)
+        sharing(c, path, stage)
 
 
 def _start(c: _Checks, path: KeyPath, i: int, stage: Stage) -> None:

@@ -42,7 +42,9 @@ def render_tokens(costs: Sequence[Cost], stages: Sequence[StageResult]) -> str:
         for c in found
     ]
     head = ["stage", "rollouts", "generated tokens", "scored", "trained", *(f"success, {escape(n)}" for n in sets)]
-    hint = "Scored are the tokens of which a teacher said how likely they are, trained those of them that kept a weight."
+    hint = (
+        "Scored are the tokens of which a teacher said how likely they are, trained those of them that kept a weight."
+    )
     return f'<h2>Distillation</h2>{table(head, rows, range(1, len(head)))}<p class="hint">{hint}</p>'
 
 

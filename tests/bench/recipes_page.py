@@ -119,7 +119,9 @@ def _ratios(results: Sequence[Result], program: Program) -> list[str]:
         mean_of = {
             i: mean(success(r.evaluated(s, name)) for r, s in zip(results, own, strict=True)) for i, own in rows.items()
         }
-        least = mean(r.evaluated(s, name).metrics["success"]["low"] for r, s in zip(results, rows[teacher], strict=True))
+        least = mean(
+            r.evaluated(s, name).metrics["success"]["low"] for r, s in zip(results, rows[teacher], strict=True)
+        )
         spent = mean(s.rollouts for s in rows[taught])
         said = "reaches" if mean_of[taught] >= least else "does not reach"
         line = f"`{taught}` {said} the 95 % interval of `{teacher}`, from {least:.3f} on, with {spent:.0f} rollouts"

@@ -10,11 +10,11 @@ from flows.compile import compile as compile_program
 from flows.nodes import Plan
 from flows.resolve import resolve
 from specs.loader import LoadedProgram, load_program
+from tasks.judging.results import Evaluated
 from tests.bench import recipes_page
 from tests.bench.recipes import FOLDER, recipes
 from tests.bench.recipes_page import Result, StageRow, change, table, write_page
 from tests.flows.programs import MACHINE
-from tasks.judging.results import Evaluated
 from tests.tasks.judging.builders import evaluated, pair
 
 RECIPES = recipes()
@@ -109,7 +109,9 @@ def _opd(monkeypatch: pytest.MonkeyPatch, **right: int) -> str:
     starts = {"harvest": "teach", "pupil": "teach", "alone": "teach", "prior": "teach"}
     starts |= {"alone_2": "alone", "alone_3": "alone_2", "alone_4": "alone_3"}
     monkeypatch.setattr(
-        Result, "evaluated", lambda self, stage, name: _sized(right.get(stage.id, 50), 100, right.get(stage.id, 50) / 100 - 0.04)
+        Result,
+        "evaluated",
+        lambda self, stage, name: _sized(right.get(stage.id, 50), 100, right.get(stage.id, 50) / 100 - 0.04),
     )
     rows = [
         StageRow(s.id, s.algorithm.type, starts.get(s.id), 500 if s.id == "pupil" else 1000, {"hidden": "x"})
@@ -135,7 +137,9 @@ def test_a_short_distillation_shows_its_tokens_and_what_became_of_each_type(monk
     monkeypatch.setattr(Result, "evaluated", lambda self, stage, name: made)
     rows = [StageRow(s.id, s.algorithm.type, s.start, 0, {"hidden": "x"}) for s in program.stages]
     for row in rows:
-        row.tokens = (9000, 8000, 4000) if row.type == "short_opd" else (9999, 9999, 9999) if row.type == "opd" else None
+        row.tokens = (
+            (9000, 8000, 4000) if row.type == "short_opd" else (9999, 9999, 9999) if row.type == "opd" else None
+        )
     found = table([Result("short_opd", s, 0, 1.0, 1.0, 1.0, [], rows, []) for s in (17, 18)], program)
     assert "| short | short_opd | 9000 | 8000 | 4000 |" in found
     assert "| full | opd | 9999 | 9999 | 9999 |" in found

@@ -129,9 +129,13 @@ def test_made_problems_grow_keep_apart_and_resume_bit_for_bit(base, tmp_path, go
 
 def test_a_collapsing_stage_stops_with_its_reason_and_says_when_it_was_switched_off(base, tmp_path, go):
     _, at = base
-    guard = CollapseGuard(patience=2, max_repeated=0.0)
-    made = grpo_node(tmp_path, at, go, RLSD(type="rlsd", guard=guard, **SHAPE))
-    with pytest.raises(TrainingError, match=r"collapsed for 2 steps in a row: .* repeat another \(guard\.max_repeated 0\)"):
+    guard, own = CollapseGuard(patience=2, min_entropy=99.0), SuccessDistill(exploration=1.0)
+    made = grpo_node(
+        tmp_path, at, go, RLSD(type="rlsd", guard=guard, success_distill=own, **{**SHAPE, "group_size": 8})
+    )
+    with pytest.raises(
+        TrainingError, match=r"collapsed for 2 steps in a row: the entropy is .* \(guard\.min_entropy 99\)"
+    ):
         policy_gradient.train(made)
     lines = [{"self_teaching": 1.0}, {"self_teaching": 0.0}, {"self_teaching": 0.0}]
     assert self_teaching.notes(lines) == [
