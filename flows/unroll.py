@@ -229,12 +229,8 @@ def _of_learner(algorithm: SelfEvolve, learner: Learner, others: list[str]) -> S
 
 
 def _judging(graph: Graph) -> dict[str, str]:
-    """Return what problems that are made must not give away: what `data.apart` compares with, and the cases of rounds."""
-    part = graph.part
-    found = {name: node for name, node in graph.nodes[part.apart].inputs.items() if name.startswith("eval.")}
-    if part.number and "round1.published.regression" in graph.nodes:
-        found["eval.published"] = "round1.published.regression"
-    return found | {f"held.{k}": f"round{k}.remedy" for k in range(1, part.number + 1)}
+    """Return the sets that problems which are made must not give away: those that `data.apart` compares with."""
+    return {name: node for name, node in graph.nodes["data.apart"].inputs.items() if name.startswith("eval.")}
 
 
 def _experience(graph: Graph, stage: Stage) -> dict[str, str]:

@@ -176,12 +176,15 @@ def sharing(c: Checks, path: KeyPath, stage: Stage) -> None:
 def grown(c: Checks, path: KeyPath, stage: Stage) -> None:
     """Report problems that a self-evolving stage wants made, and that no environment of its data can make."""
     growth = getattr(stage.algorithm, "growth", None)
+    if growth is None:
+        return
+    at = (*path, "algorithm", "growth")
+    if c.program.flywheel is not None:
+        text = "is not for programs with a flywheel: cases that it holds back to judge could be among what was made"
+        c.wrong(at, f"{text}; leave one of the two out")
     sources = [s for name in stage.data if not isinstance(s := c.program.data.get(name), PoolData | None)]
     names = {s.environment for s in sources} & set(c.program.environments)
-    if growth is None or not names:
-        return
     specs = [c.program.environments[name] for name in sorted(names)]
-    at = (*path, "algorithm", "growth")
     for spec in specs:
         if not spec.siblings:
             c.wrong(
@@ -189,7 +192,7 @@ def grown(c: Checks, path: KeyPath, stage: Stage) -> None:
             )
             return
     possible = set[int]().union(*(calls_of(spec) for spec in specs))
-    if missing := [str(n) for n in growth.calls if n not in possible]:
+    if missing := [str(n) for n in growth.calls if names and n not in possible]:
         text = f"found {', '.join(missing)}, but its problems take {', '.join(map(str, sorted(possible)))} calls"
         c.wrong((*at, "calls"), f"{text}; name some of these, or other environments.{min(names)}.types")
 

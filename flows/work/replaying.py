@@ -52,11 +52,10 @@ def _growing(node: NodeContext, spec: PolicyGradientAlgorithm, sets: Sets) -> Gr
 
 
 def _gives_away(node: NodeContext) -> Callable[[Problem], bool]:
-    """Return what says whether a problem gives an evaluation set away, or a case that a round holds back to judge."""
-    judging = {n: f for n, f in node.inputs.items() if n.startswith("eval.")}
-    judging |= {n: f / "pools" / "regression" for n, f in node.inputs.items() if n.startswith("held.")}
+    """Return what says whether a problem gives an evaluation set away."""
+    judging = {n: f / "records.jsonl" for n, f in node.inputs.items() if n.startswith("eval.")}
     rule = Apart.model_validate(node.params["apart"])
-    hit = overlap_finder({n: list(read_texts(f / "records.jsonl")) for n, f in judging.items()}, rule.near_duplicate)
+    hit = overlap_finder({n: list(read_texts(path)) for n, path in judging.items()}, rule.near_duplicate)
     return lambda problem: hit(problem.id, problem.text) is not None
 
 

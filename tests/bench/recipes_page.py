@@ -120,7 +120,8 @@ def _ratios(results: Sequence[Result], program: Program) -> list[str]:
             i: mean(success(r.evaluated(s, name)) for r, s in zip(results, own, strict=True)) for i, own in rows.items()
         }
         least = mean(
-            r.evaluated(s, name).metrics["success"]["low"] for r, s in zip(results, rows[teacher], strict=True)
+            r.evaluated(s, name).metrics["metrics"]["success"]["low"]
+            for r, s in zip(results, rows[teacher], strict=True)
         )
         spent = mean(s.rollouts for s in rows[taught])
         said = "reaches" if mean_of[taught] >= least else "does not reach"

@@ -94,25 +94,6 @@ def test_what_is_made_is_kept_apart_from_every_set_that_judges():
     assert plain["evolve"].plan_key != node.plan_key
 
 
-def test_what_is_made_in_a_round_is_kept_apart_from_the_cases_that_rounds_hold_back():
-    wheel = {
-        "mine": {"from": ["train"], "problems": 8},
-        "remedies": {"wrong_tool": {"do": "hard_pool", "quota": 30}},
-        "rounds": 2,
-        "stop": {"gain_on": "golden"},
-        "round": {
-            "stages": [
-                {"id": "harden", "algorithm": {"type": "self_evolve", "steps": 5, "growth": {}}, "data": ["hard"]}
-            ]
-        },
-    }
-    made = nodes(plan(changed(SMALL, "flywheel", wheel)))
-    inputs = made["harden@2"].inputs
-    assert [inputs[f"held.{k}"] for k in (1, 2)] == ["round1.remedy", "round2.remedy"]
-    assert inputs["eval.published"] == "round1.published.regression"
-    assert inputs["eval.hidden"] == "data.hidden"
-
-
 @pytest.mark.parametrize("name", ["teach", "nobody"])
 def test_experience_of_a_stage_without_rollouts_is_refused(name):
     with pytest.raises(ProgramError, match="no policy-gradient stage before it; expected one of other"):
