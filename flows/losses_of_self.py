@@ -34,6 +34,22 @@ _TOKENS = {
 
 def self_taught(spec: SelfTaught, equation: str) -> tuple[str, list[str]]:
     """Return the equation with the term of self-teaching, and what is to be known of it."""
+    equation, words = _form(spec, equation)
+    return equation, [*words, *_grown(spec)]
+
+
+def _grown(spec: SelfTaught) -> list[str]:
+    told = spec.growth if isinstance(spec, SelfEvolve) else None
+    if told is None:
+        return []
+    levels = ", ".join(map(str, told.calls))
+    return [
+        f"{told.share:.0%} of the problems are made anew, at levels of {levels} calls; the next one opens where over "
+        f"{told.open_above:.0%} of the hardest are solved, in {told.least} rollouts or more"
+    ]
+
+
+def _form(spec: SelfTaught, equation: str) -> tuple[str, list[str]]:
     match spec.form:
         case "redistribute":
             told = spec.redistribute
@@ -71,6 +87,11 @@ def _successes(spec: SelfTaught) -> list[str]:
     ]
     if isinstance(spec, SelfEvolve) and spec.experience:
         words.append(f"{spec.experience_per_step} verified rollouts a step of {', '.join(spec.experience)} teach too")
+    if isinstance(spec, SelfEvolve) and (said := spec.learners) is not None:
+        words.append(
+            f"{len(said.each)} learners, each {said.turns} turns of {spec.steps // said.turns} steps; {spec.experience_per_step} "
+            f"verified rollouts a step of all of them in the turn before teach too; the best on {said.choose_on} goes on"
+        )
     return words
 
 

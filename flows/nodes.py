@@ -27,7 +27,7 @@ _UPDATE = (
     " ratio_low ratio_high kl_coef kl entropy_coef correction resample decay replay curriculum distill adversarial best_of"
     " critic gae_lambda length_adaptive value_lambda whiten turn_rewards ratio drift_low drift_high"
     " max_flat_steps max_truncated max_logprob_gap max_missing_logprobs"
-    " form privileged redistribute gated success_distill snapshot guard experience experience_per_step"
+    " form privileged redistribute gated success_distill snapshot guard growth learners experience experience_per_step"
 )
 _SAMPLING_ONLY = tuple(f"algorithm.{name}" for name in _SAMPLING.split())
 _UPDATE_ONLY = tuple(f"algorithm.{name}" for name in _UPDATE.split())
@@ -106,6 +106,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         "train.policy_gradient", 5, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient,
         (*_PLACES, "access"), trains=True, needs=("decision",),
     ),
+    NodeKind("train.best", 1, "flows.work.choosing:best", False, estimates.started, trains=True),
     NodeKind("compress", 1, "flows.work.compression:compress", True, estimates.compress, _PLACES, trains=True),
     NodeKind(
         "teacher.model", 1, "flows.work.opd:model", True, estimates_of_opd.teacher_model,

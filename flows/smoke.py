@@ -110,7 +110,9 @@ def _shrink(algorithm: dict[str, Any]) -> None:
 def _shrink_policy_gradient(algorithm: dict[str, Any]) -> None:
     """Shrink what only policy gradients have."""
     if algorithm.get("experience"):  # so little of another stage may hold no success, without which this one stops
-        algorithm |= {"experience": [], "experience_per_step": 16}
+        algorithm |= {"experience": []} | ({} if algorithm["learners"] else {"experience_per_step": 16})
+    if algorithm.get("learners"):
+        algorithm["learners"]["turns"] = 2
     if algorithm.get("clip_rewards"):
         algorithm["clip_rewards"] = _CUT_OF_TWO
     if algorithm.get("distill"):

@@ -11,12 +11,14 @@ from specs.ladder import ActionDistill, FromTeacher, SoftLabel
 from specs.policy_gradient import PolicyGradient
 from specs.preference import PairAlgorithm
 from specs.reward_models import RewardModel
-from specs.self_teaching import SelfEvolve
+from specs.self_teaching import Learner, SelfEvolve
 from specs.stages import Needs, Stage
 from specs.supervised import RFT, SFT, RewardWeighted
 
 RESERVED = ("init", "champion", "previous", "last", "best", "report")
 """What no stage may be called."""
+_ROLLED_OUT = ("train.policy_gradient", "train.best")
+"""Kinds that leave the rollouts of a policy gradient."""
 
 
 def add_stage(graph: Graph, stages: list[Stage], index: int) -> None:
@@ -169,8 +171,66 @@ def _policy_gradient(graph: Graph, stage: Stage, policy: str) -> str:
         params |= {**taught, "versions": params["versions"] | taught["versions"]}
         inputs |= weights
     inputs |= _experience(graph, stage)
+    if isinstance(stage.algorithm, SelfEvolve) and stage.algorithm.growth is not None:
+        params["apart"] = dump(graph.program.apart)
+        inputs |= _judging(graph)
     inputs |= {f"data.{n}": f"data.{n}" for n in shown}
+    if isinstance(stage.algorithm, SelfEvolve) and stage.algorithm.learners is not None:
+        return _learners(graph, stage, stage.algorithm, params, inputs)
     return graph.add(name, "train.policy_gradient", params, inputs, passthrough="policy" if part.number else None)
+
+
+def _learners(graph: Graph, stage: Stage, algorithm: SelfEvolve, params: Json, inputs: dict[str, str]) -> str:
+    """Add the turns of several learners, each from where its own last one ended, and the choice among them."""
+    part, said = graph.part, algorithm.learners
+    assert said is not None, "several learners are declared"
+    name, passthrough = part.name(stage.id), "policy" if part.number else None
+    policies = [inputs["policy"]] * len(said.each)
+    for turn in range(1, said.turns + 1):
+        shared = {f"shared.{k}": node for k, node in enumerate(policies, 1)} if turn > 1 else {}
+        others = [f"{stage.id}_{k}" for k in range(1, len(policies) + 1)] if turn > 1 else []
+        policies = [
+            graph.add(
+                f"{name}.turn{turn}.learner{k}", "train.policy_gradient",
+                params | {"algorithm": dump(_of_learner(algorithm, learner, others))},
+                inputs | {"policy": policies[k - 1]} | shared, passthrough=passthrough,
+            )
+            for k, learner in enumerate(said.each, 1)
+        ]  # fmt: skip
+    choice = {"policy": inputs["policy"]}
+    for k, node in enumerate(policies, 1):
+        learner = part.name(f"{stage.id}_{k}")
+        if learner in graph.policies:
+            raise ProgramError(
+                f"{graph.program.program}: stage {stage.id}: its learner {k} is called {learner}, which is taken; choose "
+                "another id for the stage"
+            )
+        graph.policies[learner] = node
+        graph.evaluate(learner, [said.choose_on])
+        choice |= {f"learner.{k}": node, f"eval.{k}": f"eval.{learner}.{said.choose_on}"}
+    told = {"set": said.choose_on, "learners": len(policies)}
+    return graph.add(name, "train.best", told, choice, passthrough=passthrough)
+
+
+def _of_learner(algorithm: SelfEvolve, learner: Learner, others: list[str]) -> SelfEvolve:
+    """Return what a learner does in a turn; `others` are those whose last turn is its experience."""
+    assert algorithm.learners is not None, "several learners are declared"
+    changes: Json = {"learners": None, "steps": algorithm.steps // algorithm.learners.turns}
+    changes["experience"] = [*algorithm.experience, *others]
+    if not changes["experience"]:
+        changes["experience_per_step"] = SelfEvolve.model_fields["experience_per_step"].default
+    if learner.temperature is not None:
+        changes["temperature"] = learner.temperature
+    if learner.learning_rate is not None:
+        changes["optimizer"] = algorithm.optimizer.model_copy(update={"learning_rate": learner.learning_rate})
+    if learner.exploration is not None:
+        changes["success_distill"] = algorithm.success_distill.model_copy(update={"exploration": learner.exploration})
+    return algorithm.model_copy(update=changes)
+
+
+def _judging(graph: Graph) -> dict[str, str]:
+    """Return the sets that problems which are made must not give away: those that `data.apart` compares with."""
+    return {name: node for name, node in graph.nodes["data.apart"].inputs.items() if name.startswith("eval.")}
 
 
 def _experience(graph: Graph, stage: Stage) -> dict[str, str]:
@@ -178,10 +238,10 @@ def _experience(graph: Graph, stage: Stage) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in stage.algorithm.experience if isinstance(stage.algorithm, SelfEvolve) else ():
         node = graph.policies.get(graph.part.name(name)) or graph.policies.get(name, "")
-        if node not in graph.nodes or graph.nodes[node].kind != "train.policy_gradient":
+        if node not in graph.nodes or graph.nodes[node].kind not in _ROLLED_OUT:
             raise ProgramError(
                 f"{graph.program.program}: stage {stage.id}: experience names {name!r}, which is no policy-gradient stage "
-                f"before it; expected one of {', '.join(n for n, i in graph.policies.items() if graph.nodes[i].kind == 'train.policy_gradient') or 'none'}"
+                f"before it; expected one of {', '.join(n for n, i in graph.policies.items() if graph.nodes[i].kind in _ROLLED_OUT) or 'none'}"
             )
         found[f"experience.{name}"] = node
     return found

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from specs.algorithms import POLICY_GRADIENTS
 from specs.data import Demonstrations, PoolData, Problems
-from specs.environments import ADVERSARIAL, OrderDesk
+from specs.environments import ADVERSARIAL, OrderDesk, calls_of
 from specs.implicit import SIZES
 from specs.policy_gradient import PolicyGradient
 from specs.positions import KeyPath, Mistake, Position, did_you_mean, listed, position_of
@@ -152,6 +152,49 @@ def experienced(c: Checks, path: KeyPath, stage: Stage, before: Iterable[Stage])
     c.once(at, names)
     for i, name in enumerate(names):
         c.known((*at, i), name, known, "a policy-gradient stage before it")
+
+
+def sharing(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report a set on which several learners cannot be compared, and names that they take from other stages."""
+    said = getattr(stage.algorithm, "learners", None)
+    if said is None:
+        return
+    at, name = (*path, "algorithm", "learners", "choose_on"), said.choose_on
+    if c.known_set(at, name):
+        asked = evaluated(c).get(name)
+        if asked is None:
+            c.wrong(at, f"found {name}, which is not evaluated; add it to evaluation.sets or evaluation.at_the_end")
+        elif asked != "evaluation" or c.program.data[name].role == "hidden":
+            by = asked if asked != "evaluation" else "its role (hidden)"
+            c.wrong(at, f"found {name}, which judges by {by}: what chooses a policy cannot judge it as well")
+    for k in range(1, len(said.each) + 1):
+        if f"{stage.id}_{k}" in c.stages:
+            text = f"found {stage.id}, whose learner {k} is called {stage.id}_{k} as a stage is; choose another name"
+            c.wrong((*path, "id"), text)
+
+
+def grown(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report problems that a self-evolving stage wants made, and that no environment of its data can make."""
+    growth = getattr(stage.algorithm, "growth", None)
+    if growth is None:
+        return
+    at = (*path, "algorithm", "growth")
+    if c.program.flywheel is not None:
+        text = "is not for programs with a flywheel: cases that it holds back to judge could be among what was made"
+        c.wrong(at, f"{text}; leave one of the two out")
+    sources = [s for name in stage.data if not isinstance(s := c.program.data.get(name), PoolData | None)]
+    names = {s.environment for s in sources} & set(c.program.environments)
+    specs = [c.program.environments[name] for name in sorted(names)]
+    for spec in specs:
+        if not spec.siblings:
+            c.wrong(
+                at, f"an environment of kind {spec.kind} makes no new problems; leave growth out, or use order_desk"
+            )
+            return
+    possible = set[int]().union(*(calls_of(spec) for spec in specs))
+    if missing := [str(n) for n in growth.calls if names and n not in possible]:
+        text = f"found {', '.join(missing)}, but its problems take {', '.join(map(str, sorted(possible)))} calls"
+        c.wrong((*at, "calls"), f"{text}; name some of these, or other environments.{min(names)}.types")
 
 
 def verified(c: Checks, path: KeyPath, stage: Stage) -> None:

@@ -12,7 +12,14 @@ OrderType = Literal[
     "unknown_customer", "duplicate_order", "already_shipped", "discount", "timeout_resubmit", "repeated_mail",
 ]  # fmt: skip
 """Problem types of the order desk; those of the second line are adversarial."""
+ORDINARY: tuple[OrderType, ...] = get_args(OrderType)[:7]
 ADVERSARIAL: tuple[OrderType, ...] = get_args(OrderType)[7:]
+CALLS: dict[OrderType, tuple[int, ...]] = {
+    "stock": (2,), "status": (2,), "mail": (2, 3), "place": (2, 4), "cancel": (3,), "substitute": (2, 4, 5),
+    "replace": (3, 4), "unknown_customer": (2,), "duplicate_order": (3, 4), "already_shipped": (3,),
+    "discount": (1, 2), "timeout_resubmit": (5, 6), "repeated_mail": (3,),
+}  # fmt: skip
+"""Calls that problems of each type take."""
 EVENTS: dict[str, tuple[str, ...]] = {
     "order_desk": (
         "apply_discount_without_authority", "cancelled_shipped_order", "duplicate_order", "repeated_mail",
@@ -80,6 +87,14 @@ class ProcessEnvironment(Command):
 
 Environment = Annotated[OrderDesk | BFCL | ProcessEnvironment, Field(discriminator="kind")]
 Environments = dict[Name, Environment]
+
+
+def calls_of(spec: Environment) -> set[int]:
+    """Return how many calls the problems of its generator may take; none where it makes no new ones."""
+    if not isinstance(spec, OrderDesk):
+        return set()
+    types: list[OrderType] = [*(spec.types or ORDINARY), *(ADVERSARIAL if spec.adversarial else ())]
+    return {calls for kind in types for calls in CALLS[kind] if calls <= spec.max_turns}
 
 
 def events_of(spec: Environment) -> tuple[str, ...]:

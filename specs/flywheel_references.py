@@ -10,11 +10,13 @@ from specs.checks import (
     credited,
     evaluated,
     experienced,
+    grown,
     is_pool,
     kind_of,
     may_train,
     mixed,
     replayed,
+    sharing,
     stage_set,
     tempted,
     unread,
@@ -135,6 +137,8 @@ def _stage(c: Checks, said: Flywheel, i: int, stage: Stage) -> None:
     verified(c, path, stage)
     mixed(c, path, stage)
     experienced(c, path, stage, [*c.program.stages, *said.round.stages[:i]])
+    grown(c, path, stage)
+    sharing(c, path, stage)
     at, names = (*path, "data"), list(stage.data)
     if not names:
         c.wrong(at, "found no pool and no data set, expected at least one")

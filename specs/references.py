@@ -10,10 +10,12 @@ from specs.checks import (
     credited,
     evaluated,
     experienced,
+    grown,
     is_pool,
     kind_of,
     mixed,
     replayed,
+    sharing,
     stage_set,
     tempted,
     unread,
@@ -116,6 +118,8 @@ def _stages(c: _Checks) -> None:
         verified(c, path, stage)
         mixed(c, path, stage)
         experienced(c, path, stage, c.program.stages[:i])
+        grown(c, path, stage)
+        sharing(c, path, stage)
 
 
 def _start(c: _Checks, path: KeyPath, i: int, stage: Stage) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specs.base import Count, Flag, Name, Positive, Share, Spec
+from specs.base import Count, Flag, Name, Positive, SetName, Share, Spec
 from specs.policy_gradient import Clipped, NotNegative, PolicyGradient, unread
 from specs.replay import Curriculum
 
@@ -100,6 +100,52 @@ class CollapseGuard(Spec):
     """Set the self-teaching coefficient to 0 at the first collapsed step after a fall of success, before it comes to a stop."""
 
 
+class Growth(Spec):
+    """New problems of the environment's generator, harder ones as the policy succeeds; a level is a number of calls.
+
+    Of the open levels those come up most that are sometimes solved, as problems do by the curriculum's band and floor. A
+    problem that an evaluation or regression set gives away is never taken, by the rule of `apart`.
+    """
+
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """Share of a step's problems that are made anew; the others come from the stage's data."""
+    calls: Annotated[list[Count], Field(min_length=1)] = [2, 3, 4, 5]
+    """Calls of the shortest solution at each level, the easiest first; that one is open from the start."""
+    open_above: Share = 0.6
+    """Success rate of the hardest open level above which the next one opens."""
+    least: Count = 32
+    """Rollouts of that level before it may."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if self.calls != sorted(set(self.calls)):
+            raise ValueError(f"calls: found {self.calls}, expected them to rise")
+        return self
+
+
+class Learner(Spec):
+    """One of several policies; what is left out is as the stage says. Each has a seed of its own."""
+
+    temperature: Positive | None = None
+    learning_rate: Positive | None = None
+    exploration: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """In place of `success_distill.exploration`."""
+
+
+class Learners(Spec):
+    """Several policies that start alike, evolve in turns, and share what each of them has verified; the best goes on.
+
+    After each turn the verified rollouts of all of them are the experience of the next. A turn's optimiser begins anew.
+    """
+
+    each: Annotated[list[Learner], Field(min_length=2)] = [Learner(), Learner()]
+    """What differs between them; `{}`: nothing but the seed."""
+    turns: Annotated[int, Field(ge=2)] = 2
+    """Turns of each; they share the stage's `steps` alike."""
+    choose_on: SetName
+    """Evaluation set on which they are compared after the last turn; no gate may ask it."""
+
+
 class SelfTaught(PolicyGradient, Clipped):
     """What the self-teaching algorithms share: GRPO's clipped surrogate, and one of three forms of self-teaching."""
 
@@ -146,18 +192,42 @@ class SelfEvolve(SelfTaught):
     type: Literal["self_evolve"]
     curriculum: Curriculum | None = Curriculum()
     """Which problems come up, by how often they are solved; passes over all of them where null."""
+    growth: Growth | None = None
+    """Problems that are made anew, level by level; those of the data alone where left out."""
     experience: list[Name] = []
     """Earlier policy-gradient stages, also of other branches, whose verified rollouts teach too. Read by
     success_distill."""
+    learners: Learners | None = None
+    """Several policies that share verified experience; one where left out. Read by success_distill."""
     experience_per_step: Count = 16
-    """How many of them a step takes."""
+    """How many verified rollouts of others a step takes."""
 
     @model_validator(mode="after")
     def _experience_is_read(self) -> Self:
         if self.form != "success_distill":
             unread(self, "experience", f"with form: {self.form}; success_distill teaches what was verified")
-        if not self.experience:
+            unread(self, "learners", f"with form: {self.form}; they share what success_distill teaches")
+        if not self.experience and self.learners is None:
             unread(self, "experience_per_step", "without experience")
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_whole(self) -> Self:
+        if self.learners is not None and self.steps % self.learners.turns:
+            raise ValueError(
+                f"steps: found {self.steps}, expected a multiple of learners.turns ({self.learners.turns})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _growth_is_possible(self) -> Self:
+        if self.growth is None:
+            return self
+        if self.curriculum is None:
+            raise ValueError("growth: levels come up by the curriculum's band and floor; leave curriculum: null out")
+        if self.distill is not None or self.adversarial is not None:
+            other = "distill" if self.distill is not None else "adversarial"
+            raise ValueError(f"growth: {other} is about problems of the stage's data; leave one of the two out")
         return self
 
 

@@ -177,6 +177,8 @@ def _receipts(found: _Inputs, data: ReportData) -> None:
                     cost.get("rollouts"),
                     cost.get("tokens"),
                     cost.get("steps"),
+                    cost.get("taught_tokens"),
+                    cost.get("trained_tokens"),
                 )
             )
             data.notes += [(node, note) for note in receipt["notes"]]

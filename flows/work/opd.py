@@ -29,7 +29,7 @@ from tasks.learning.opening import Scoring, open_token_teacher
 from tasks.learning.privileged import ShownTeacher
 from tasks.loops.collect import drift_notes
 from tasks.loops.contexts import Contexts, solver
-from tasks.loops.distill import Distilling, DistillReport, train_opd
+from tasks.loops.distill import Distilling, DistillReport, train_opd, trained_tokens
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.shortening import Shortening
@@ -198,6 +198,7 @@ def _cost(report: DistillReport, learner: Learner) -> dict[str, float]:
         "rollouts": float(report.rollouts),
         "tokens": float(report.policy_tokens),
         "taught_tokens": float(report.taught_tokens),
+        "trained_tokens": float(trained_tokens(report.curve)),
         "steps": float(learner.updates),
     }
 
@@ -205,6 +206,10 @@ def _cost(report: DistillReport, learner: Learner) -> dict[str, float]:
 def _notes(report: DistillReport, spec: OPD) -> list[str]:
     notes = report.sentences(spec.steps, "no token had a weight, or all agreed")
     silent = report.trained_tokens - report.taught_tokens
+    notes.append(
+        f"tokens: {report.policy_tokens} generated in {report.rollouts} rollouts, {report.taught_tokens} scored by teachers, "
+        f"{trained_tokens(report.curve)} trained"
+    )
     return [*notes, *([f"no teacher said anything about {silent} tokens; they did not train"] if silent > 0 else [])]
 
 

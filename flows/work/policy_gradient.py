@@ -138,6 +138,8 @@ def _metrics(report: OnPolicyReport) -> dict[str, float | None]:
     for name in ("entropy", "logprob_gap", "clip_fraction"):
         given = [line[name] for line in last if name in line]
         metrics[name] = sum(given) / len(given) if given else None
+    for name in (n for n in last[-1] if n.startswith(("growth_", "made_"))):
+        metrics[name] = sum(line[name] for line in last) / len(last)
     return metrics | {"first_success": first["success"], "skipped_steps": float(report.skipped_steps)}
 
 
@@ -157,4 +159,5 @@ def _notes(report: OnPolicyReport, spec: PolicyGradientAlgorithm) -> list[str]:
         notes.append(
             f"in {100 * alike:.0f} % of the groups all trajectories were the same, token for token; they teach nothing"
         )
+    notes += self_teaching.notes(report.curve)
     return [*notes, *replaying.notes(report, spec), *teacher_terms.sentences(report.curve)]

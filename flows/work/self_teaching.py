@@ -1,5 +1,6 @@
 """What a self-taught stage needs beside its rollouts: the frozen self, what it is shown, and others' experience."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from flows.context import NodeContext
@@ -41,10 +42,13 @@ def _load_frozen(sampler: AnySampler, node_id: str, model: Llama, version: int) 
 
 
 def _experience(node: NodeContext, spec: SelfTaughtAlgorithm) -> list[Trajectory]:
-    """Return the verified rollouts of other stages, one of a problem from each. DataError where there is none."""
+    """Return the verified rollouts of other stages and learners, one of a problem from each.
+
+    DataError where stages that are named hold none; learners that share may have verified nothing yet.
+    """
     found: list[Trajectory] = []
     names = [n for n in node.inputs if n.startswith("experience.")]
-    for name in names:
+    for name in (*names, *(n for n in node.inputs if n.startswith("shared."))):
         known: dict[str, Trajectory] = {}
         for t in read_shards(node.inputs[name] / "trajectories"):
             if t.success is True and t.status == "finished" and (t.reward or 0.0) > 0:
@@ -57,3 +61,13 @@ def _experience(node: NodeContext, spec: SelfTaughtAlgorithm) -> list[Trajectory
             f"{node.id}: {', '.join(names)} hold no verified success to teach; name other stages, or leave experience out"
         )
     return told_apart("experience", sorted(found, key=lambda t: (t.problem_id, t.id)))
+
+
+def notes(curve: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return at which step the guard switched self-teaching off, where it did."""
+    off = next((i for i, line in enumerate(curve, 1) if line.get("self_teaching") == 0.0), None)
+    if off is None:
+        return []
+    return [
+        f"success fell by more than guard.max_drop: self-teaching was switched off after step {off} of {len(curve)}"
+    ]

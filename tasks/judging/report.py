@@ -7,7 +7,7 @@ from tasks.judging.charts import Dot, Series, interval_chart, line_chart
 from tasks.judging.gates import SETTLED
 from tasks.judging.report_data import ReportData, Talk, final_candidate
 from tasks.judging.report_rounds import render_rounds
-from tasks.judging.report_teachers import render_teachers
+from tasks.judging.report_teachers import render_teachers, render_tokens
 from tasks.judging.style import CSS
 from tasks.judging.tables import cell, name_cell, table
 
@@ -349,7 +349,7 @@ def _rounds(data: ReportData) -> str:
 
 
 def _teachers(data: ReportData) -> str:
-    return render_teachers(data.teachers)
+    return render_teachers(data.teachers) + render_tokens(data.costs, data.stages)
 
 
 def render(data: ReportData) -> str:

@@ -44,6 +44,9 @@ class Cost:
     rollouts: float | None = None
     tokens: float | None = None
     steps: float | None = None
+    scored: float | None = None
+    """Tokens of which teachers said how likely they are, and of them those that trained."""
+    trained: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

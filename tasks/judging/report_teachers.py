@@ -1,8 +1,10 @@
-"""The scorecard of teachers: what was asked, what came of it, what it cost, and what verifiers think of it."""
+"""Teachers on the page: what was asked, what came of it and cost, what verifiers think of it; tokens of distillation."""
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
+from tasks.judging.report_data import Cost, StageResult
 from tasks.judging.tables import cell, name_cell, table
 
 _HEAD = (
@@ -22,6 +24,32 @@ def render_teachers(found: Sequence[Mapping[str, Any]]) -> str:
         "scores of calls in each pair of a call of which a success came and one of which failures alone did."
     )
     return f'<h2>Teachers</h2>{table(_HEAD, rows, (4, 5, 7, 8))}<p class="hint">{hint}</p>'
+
+
+def render_tokens(costs: Sequence[Cost], stages: Sequence[StageResult]) -> str:
+    """Return what each stage of distillation generated, had scored and trained on; nothing where there is none."""
+    found = [c for c in costs if c.trained is not None]
+    if not found:
+        return ""
+    known = {s.id: s.sets for s in stages}
+    sets = list(dict.fromkeys(name for c in found for name in known.get(c.node, ())))
+    rows = [
+        [
+            name_cell(c.node),
+            *(cell(None if v is None else round(v)) for v in (c.rollouts, c.tokens, c.scored, c.trained)),
+            *(cell(_success(known.get(c.node, {}).get(name)), ".3f") for name in sets),
+        ]
+        for c in found
+    ]
+    head = ["stage", "rollouts", "generated tokens", "scored", "trained", *(f"success, {escape(n)}" for n in sets)]
+    hint = (
+        "Scored are the tokens of which a teacher said how likely they are, trained those of them that kept a weight."
+    )
+    return f'<h2>Distillation</h2>{table(head, rows, range(1, len(head)))}<p class="hint">{hint}</p>'
+
+
+def _success(summary: Mapping[str, Any] | None) -> float | None:
+    return None if summary is None else summary["metrics"]["success"]["value"]
 
 
 def _row(found: Mapping[str, Any], name: str, card: Mapping[str, Any]) -> list[str]:

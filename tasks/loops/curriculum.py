@@ -5,13 +5,17 @@ of its type. Weight p (1 - p) + floor within the band, floor outside, 0 where it
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specs.records import Problem, Trajectory
 from specs.replay import Curriculum
+
+if TYPE_CHECKING:
+    from tasks.loops.growth import Growing
 
 _PRIOR = 2.0
 """Rollouts that the rate of the type counts as."""
@@ -37,6 +41,11 @@ def weight(rate: float, spec: Curriculum) -> float:
     return (rate * (1 - rate) if inside else 0.0) + spec.floor
 
 
+def rate_of(tally: Tally, prior: float) -> float:
+    """Return an estimated success rate; `prior` is the rate where nothing was tried."""
+    return (tally.successes + _PRIOR * prior) / (tally.rollouts + _PRIOR)
+
+
 class CurriculumOrder:
     """Endless draws from one or several data sets, in place of shuffled passes. Sets are mixed by weight as there."""
 
@@ -46,18 +55,20 @@ class CurriculumOrder:
         seed: int,
         spec: Curriculum,
         weights: Mapping[str, float] | None = None,
+        growing: "Growing | None" = None,
     ) -> None:
+        """`growing` makes its share of each draw, and what the sets are too small to give."""
         pools = {"": [p for s in sets.values() for p in s]} if weights is None else {n: list(sets[n]) for n in weights}
         self._pools = {name: list({p.id: p for p in pool}.values()) for name, pool in pools.items() if pool}
         self._weights = {name: 1.0 if weights is None else weights[name] for name in self._pools}
         self._problems = {p.id: p for pool in self._pools.values() for p in pool}
-        self._seed, self._spec = seed, spec
+        self._seed, self._spec, self._growing = seed, spec, growing
         self._number = 0
         self._drawn = dict.fromkeys(self._pools, 0)
         self._tallies: dict[str, Tally] = {}
         self._types: dict[str, Tally] = {}
         self._last: list[str] = []
-        self.size = len(self._problems)
+        self.size = len(self._problems) if growing is None else sys.maxsize
         """Distinct problems."""
 
     def rate(self, problem: Problem) -> float:
@@ -66,8 +77,7 @@ class CurriculumOrder:
         if self._spec.by_type == "own":
             of_type = self._types.get(_type(problem), Tally())
             prior = (of_type.successes + 1) / (of_type.rollouts + 2)
-        own = self._tallies.get(problem.id, Tally())
-        return (own.successes + _PRIOR * prior) / (own.rollouts + _PRIOR)
+        return rate_of(self._tallies.get(problem.id, Tally()), prior)
 
     def draw(self, count: int) -> list[Problem]:
         """Return the next problems, none twice in one draw; all of them where there are fewer than `count`."""
@@ -75,13 +85,18 @@ class CurriculumOrder:
         self._number += 1
         wanted = {p.id: self._wanted(p) for p in self._problems.values()}
         taken: dict[str, Problem] = {}
-        while len(taken) < min(count, self.size):
+        old = min(count if self._growing is None else count - self._growing.wanted(count), len(self._problems))
+        while len(taken) < old:
             name = self._next_set(taken)
             problem = self._take(name, taken, wanted, rng)
             taken[problem.id] = problem
             self._drawn[name] += 1
         self._last = list(taken)
-        return list(taken.values())
+        drawn = list(taken.values())
+        if self._growing is not None:
+            drawn += self._growing.draw(count - len(drawn), taken)
+            rng.shuffle(drawn)
+        return drawn
 
     def _wanted(self, problem: Problem) -> float:
         if self._tallies.get(problem.id, Tally()).known >= self._spec.retire_after:
@@ -102,8 +117,10 @@ class CurriculumOrder:
             return rng.choice(free)
         return rng.choices(free, chances)[0]
 
-    def learn(self, trajectories: Iterable[Trajectory]) -> None:
+    def learn(self, trajectories: Sequence[Trajectory]) -> None:
         """Take note of what became of the problems that were drawn; a trajectory without a verdict counts nowhere."""
+        if self._growing is not None:
+            self._growing.learn(trajectories)
         found: dict[str, list[bool]] = {}
         for t in trajectories:
             if t.success is not None and t.problem_id in self._problems:
@@ -123,8 +140,9 @@ class CurriculumOrder:
         return {
             "curriculum_rate": fmean(drawn) if drawn else 0.0,
             "curriculum_in_band": fmean(low <= r <= high for r in drawn) if drawn else 0.0,
-            "curriculum_seen": len(self._tallies) / max(1, self.size),
-            "curriculum_retired": known / max(1, self.size),
+            "curriculum_seen": len(self._tallies) / max(1, len(self._problems)),
+            "curriculum_retired": known / max(1, len(self._problems)),
+            **({} if self._growing is None else self._growing.figures()),
         }
 
     def state(self) -> dict[str, Any]:
@@ -135,6 +153,7 @@ class CurriculumOrder:
             "last": self._last,
             "tallies": {n: [t.successes, t.rollouts, t.known] for n, t in self._tallies.items()},
             "types": {n: [t.successes, t.rollouts, t.known] for n, t in self._types.items()},
+            **({} if self._growing is None else {"growing": self._growing.state()}),
         }
 
     def load_state(self, data: Mapping[str, Any]) -> None:
@@ -142,6 +161,8 @@ class CurriculumOrder:
         self._number, self._drawn, self._last = data["number"], dict(data["drawn"]), list(data["last"])
         self._tallies = {n: Tally(*values) for n, values in data["tallies"].items()}
         self._types = {n: Tally(*values) for n, values in data["types"].items()}
+        if self._growing is not None:
+            self._growing.load_state(data["growing"])
 
 
 def _type(problem: Problem) -> str:

@@ -1,7 +1,7 @@
 """The loop of on-policy distillation: draw problems, roll out, ask the teachers about every token, update."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Protocol
@@ -20,6 +20,11 @@ from tasks.loops.stepping import PROBE, State, StepReport, check_cut, check_lear
 from tasks.loops.token_lessons import Lesson, Panel, figures_of, lesson, teach
 
 _WHY = "no token had a weight, all were outside over.ratio_band, or policy and teacher agree exactly"
+
+
+def trained_tokens(curve: Sequence[Mapping[str, float]]) -> int:
+    """Return the tokens that kept a weight, of those that teachers said something about, over a stage's steps."""
+    return sum(round(line["trained_tokens"] * line["coverage"] * line.get("kept_tokens", 1.0)) for line in curve)
 
 
 class Shape(Protocol):

@@ -15,8 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from specs.distillation import OPD
 from specs.loader import load_program
 from specs.program import Program
+from tasks.loops.distill import trained_tokens
 from tests.bench.common import ROOT, report, tutelage
 from tests.bench.recipes_page import Result, StageRow, write_page
 
@@ -106,12 +108,20 @@ def _stages(program: Program, told: dict[str, Any], home: Path) -> list[StageRow
         start = stage.start or (program.stages[i - 1].id if i else None)
         row = StageRow(stage.id, stage.algorithm.type, start, int(sum(c.get("rollouts", 0) for c in costs)))
         row.notes = [text for n in own for text in n["notes"]]
+        if isinstance(stage.algorithm, OPD):
+            row.tokens = _tokens(home / "nodes" / str(nodes[stage.id]["run_key"]), costs[0])
         for name in dict.fromkeys([*program.evaluation.sets, *program.evaluation.at_the_end]):
             asked = nodes.get(f"eval.{stage.id}.{name}")
             if asked is not None and asked["run_key"]:
                 row.found[name] = str(home / "nodes" / asked["run_key"] / "out")
         rows.append(row)
     return rows
+
+
+def _tokens(node: Path, cost: dict[str, float]) -> tuple[int, int, int]:
+    """Return the tokens that a distillation generated, had scored, and trained on."""
+    steps = json.loads((node / "out" / "curve.json").read_text(encoding="utf-8"))["steps"]
+    return int(cost["tokens"]), int(cost["taught_tokens"]), trained_tokens(steps)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from flows.compile import compile as compile_program
 from flows.nodes import Plan
 from flows.resolve import resolve
 from specs.loader import LoadedProgram, load_program
+from tasks.judging.results import Evaluated
 from tests.bench import recipes_page
 from tests.bench.recipes import FOLDER, recipes
 from tests.bench.recipes_page import Result, StageRow, change, table, write_page
@@ -97,3 +98,50 @@ def test_the_table_has_each_stage_against_what_it_started_from(
     write_page({"other": [_result(18, monkeypatch)]}, {"other": program}, dry=False)
     assert f"## other\n{program.about}" in page.read_text()
     capsys.readouterr()
+
+
+def _sized(right: int, of: int, low: float) -> Evaluated:
+    made = evaluated([1] * right + [0] * (of - right))
+    made.metrics = {"metrics": {"success": {"low": low}}}
+    return made
+
+
+def _opd(monkeypatch: pytest.MonkeyPatch, **right: int) -> str:
+    """Return the page's block of the recipe `opd` where policies solved so many of a hundred problems."""
+    program = load_program(FOLDER / "opd.yaml").program
+    monkeypatch.setattr(
+        Result,
+        "evaluated",
+        lambda self, stage, name: _sized(right.get(stage.id, 50), 100, right.get(stage.id, 50) / 100 - 0.04),
+    )
+    spent = {"pupil": 500, "alone_2": 2000}
+    rows = [StageRow(s.id, s.algorithm.type, s.start, spent.get(s.id, 1000), {"hidden": "x"}) for s in program.stages]
+    next(r for r in rows if r.id == "alone_3").start = "alone_2"  # what came before counts too
+    return table([Result("opd", 17, 0, 1.0, 1.0, 1.0, [], rows, [])], program)
+
+
+def test_rollouts_to_come_near_a_teacher_are_told_as_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _opd(monkeypatch, harvest=70, pupil=68, alone=60, alone_2=64, alone_3=67, prior=69)
+    assert "`pupil` reaches the 95 % interval of `harvest`, from 0.660 on, with 500 rollouts;" in made
+    assert "from the same start, with 3000 (`alone_3`): 6.0 times as many." in made
+    made = _opd(monkeypatch, harvest=70, pupil=60, alone=60)
+    assert "`pupil` does not reach the 95 % interval" in made
+    assert "from the same start, not with 3000: more than 6.0 times as many." in made
+
+
+def test_a_short_distillation_shows_its_tokens_and_what_became_of_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = load_program(FOLDER / "short_opd.yaml").program
+    made = evaluated([1, 1, 0, 0])
+    for i, p in enumerate(made.problems.values()):
+        p.type = "mail" if i < 3 else "stock"
+    monkeypatch.setattr(Result, "evaluated", lambda self, stage, name: made)
+    rows = [StageRow(s.id, s.algorithm.type, s.start, 0, {"hidden": "x"}) for s in program.stages]
+    for row in rows:
+        row.tokens = (
+            (9000, 8000, 4000) if row.type == "short_opd" else (9999, 9999, 9999) if row.type == "opd" else None
+        )
+    found = table([Result("short_opd", s, 0, 1.0, 1.0, 1.0, [], rows, []) for s in (17, 18)], program)
+    assert "| short | short_opd | 9000 | 8000 | 4000 |" in found
+    assert "| full | opd | 9999 | 9999 | 9999 |" in found
+    assert "| success by type on hidden | harvest | pruned | full | short | rounded | loops | rounded_again |" in found
+    assert f"| mail |{' 0.667 |' * 7}" in found

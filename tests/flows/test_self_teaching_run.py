@@ -1,18 +1,24 @@
 """Self-taught stages and short distillation as nodes, through real rollouts on the order desk."""
 
+import json
 from typing import Any
 
 import pytest
+import torch
 
-from flows.work import opd, policy_gradient
-from specs.errors import DataError
+from flows.work import opd, policy_gradient, self_teaching
+from specs.data import Apart
+from specs.errors import DataError, Interrupted, TrainingError
 from specs.optimizer import Optimizer
-from specs.self_teaching import RLSD, Privileged, SelfEvolve, Snapshot, SuccessDistill
+from specs.records import to_dict
+from specs.self_teaching import RLSD, CollapseGuard, Growth, Privileged, SelfEvolve, Snapshot, SuccessDistill
 from specs.short_opd import ByRepetition, ShortOPD
 from specs.teachers import PrivilegedTeacher
+from tasks.episodes.environments import environment_for
+from tasks.episodes.seeds import derive
 from tasks.episodes.shards import read_shards, write_shards
 from tasks.policy.store import load_policy
-from tests.flows.test_stages import JUDGED, ROLL, base, grpo_node, node, read
+from tests.flows.test_stages import DESK, JUDGED, ROLL, base, grpo_node, node, read, weights
 
 __all__ = ["base"]
 SHAPE: dict[str, Any] = {
@@ -71,6 +77,73 @@ def test_an_evolving_stage_learns_from_its_frozen_self_and_from_others(base, tmp
         policy_gradient.train(made)
 
 
+GROWING = SelfEvolve(
+    type="self_evolve",
+    growth=Growth(share=0.5, calls=[2]),
+    success_distill=SuccessDistill(exploration=0.5),
+    **{**SHAPE, "steps": 3},
+)
+
+
+def growing_node(folder, at, go, judging, **more):
+    made = grpo_node(folder, at, go, GROWING, **more)
+    made.inputs["eval.hidden"] = judging
+    made.params["apart"] = Apart().model_dump(mode="json")
+    return made
+
+
+def test_made_problems_grow_keep_apart_and_resume_bit_for_bit(base, tmp_path, go):
+    _, at = base
+    judging = tmp_path / "judging"
+    judging.mkdir()
+    (judging / "records.jsonl").write_text("")
+    free = growing_node(tmp_path / "free", at, go, judging)
+    policy_gradient.train(free)
+    known = {json.loads(x)["id"] for x in (at["data.train"] / "records.jsonl").read_text().splitlines()}
+    own = {t.problem_id for t in read_shards(free.out / "trajectories")} - known
+    assert len(own) == 6, "half of the problems of each step are new"
+    desk = environment_for("desk", DESK)
+    seeds = [derive(derive(11, "growth", 2, 0), "desk")]
+    texts = {p.id: p for seed in seeds for p in desk.problems("train", 128, seed)}
+    assert own <= set(texts)
+    (judging / "records.jsonl").write_text("".join(json.dumps(to_dict(texts[i])) + "\n" for i in sorted(own)))
+
+    whole = growing_node(tmp_path / "whole", at, go, judging)
+    outcome = policy_gradient.train(whole)
+    again = {t.problem_id for t in read_shards(whole.out / "trajectories")} - known
+    assert len(again) == 6
+    assert not again & own, "what the set that judges holds is never rolled out"
+    assert any("6 drawn ones were refused" in n for n in outcome.notes)
+    assert any(n.startswith("problems made anew, by calls 2: steps 1 to 1: 100%") for n in outcome.notes)
+    assert outcome.metrics["made_2_calls"] == 1.0
+
+    stops = iter([False] * 2 + [True] * 99)
+    killed = growing_node(tmp_path / "killed", at, go, judging, stop=lambda: next(stops))
+    with pytest.raises(Interrupted):
+        policy_gradient.train(killed)
+    resumed = growing_node(tmp_path / "killed", at, go, judging)
+    policy_gradient.train(resumed)
+    assert read(resumed.out / "curve.json") == read(whole.out / "curve.json")
+    assert torch.equal(weights(resumed.out), weights(whole.out))
+
+
+def test_a_collapsing_stage_stops_with_its_reason_and_says_when_it_was_switched_off(base, tmp_path, go):
+    _, at = base
+    guard, own = CollapseGuard(patience=2, min_entropy=99.0), SuccessDistill(exploration=1.0)
+    made = grpo_node(
+        tmp_path, at, go, RLSD(type="rlsd", guard=guard, success_distill=own, **{**SHAPE, "group_size": 8})
+    )
+    with pytest.raises(
+        TrainingError, match=r"collapsed for 2 steps in a row: the entropy is .* \(guard\.min_entropy 99\)"
+    ):
+        policy_gradient.train(made)
+    lines = [{"self_teaching": 1.0}, {"self_teaching": 0.0}, {"self_teaching": 0.0}]
+    assert self_teaching.notes(lines) == [
+        "success fell by more than guard.max_drop: self-teaching was switched off after step 2 of 3"
+    ]
+    assert self_teaching.notes(lines[:1]) == []
+
+
 @pytest.mark.parametrize("kind", ["privileged", "earlier_self"])
 def test_short_distillation_from_a_self(base, tmp_path, kind):
     _, at = base
@@ -100,4 +173,8 @@ def test_short_distillation_from_a_self(base, tmp_path, kind):
     assert steps[0]["coverage"] > 0.5
     assert {"looping", "kept_tokens", "gap"} <= set(steps[0])
     assert (outcome.metrics["completion_limit"] or 0) <= 24
+    kept = sum(line["kept_tokens"] * line["coverage"] * line["trained_tokens"] for line in steps)
+    assert 0 < outcome.cost["trained_tokens"] == pytest.approx(kept)
+    assert outcome.cost["trained_tokens"] <= outcome.cost["taught_tokens"] <= outcome.cost["tokens"]
+    assert any(n.startswith(f"tokens: {outcome.cost['tokens']:.0f} generated in 32 rollouts") for n in outcome.notes)
     assert load_policy(made.out / "policy").config.layers == 1

@@ -68,6 +68,8 @@ HARDEN = "data: {hard: 0.5, train: 0.5}"
     [
         ([wheel(("argument:", "argumnt:"))], "flywheel.remedies.argumnt: unknown key, expected infrastructure, environment"),
         ([wheel(("argument:", "argumnt:"))], "did you mean argument?"),
+        ([wheel(("type: grpo", "type: self_evolve, growth: {}"))], "flywheel.round.stages[1].algorithm.growth: is not for programs with a flywheel"),
+        ([WITH, ("type: grpo\n", "type: self_evolve\n      growth: {}\n")], "stages[1].algorithm.growth: is not for programs with a flywheel"),
         ([wheel(("do: repair", "do: repare"))], "flywheel.remedies.argument.do: found 'repare', expected repair, prefer, hard_pool"),
         ([wheel(("quota: 10", "qota: 10"))], "flywheel.remedies.argument.qota: unknown key; did you mean quota?"),
         ([wheel((MEND, "data: [anchor]"))], "flywheel.remedies.argument: repair fills the pool repaired, which no stage of the round reads"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specs.environments import EVENTS, OrderDesk, OrderType, ToolFault
+from specs.environments import CALLS, EVENTS, OrderDesk, OrderType, ToolFault
 from specs.errors import ProgramError, RolloutError
 from specs.records import Observation, Problem, ToolCall, Turn
 from specs.verifiers import EnvironmentState, ToolTrace
@@ -69,6 +69,11 @@ def test_problems_use_only_what_their_split_owns() -> None:
             used.setdefault(split, set()).update(mine)
 
     assert all(used[a].isdisjoint(used[b]) for a in used for b in used if a != b)
+
+
+@pytest.mark.parametrize("kind", [*TYPES, *ADVERSARIAL])
+def test_the_calls_of_every_type_are_as_declared(kind: OrderType) -> None:
+    assert {p.min_calls for p in drawn(kind, 150)} == set(CALLS[kind])
 
 
 @pytest.mark.parametrize("kind", [*TYPES, *ADVERSARIAL])

@@ -1,9 +1,11 @@
 """The scorecard of teachers on the page."""
 
+import re
 from typing import Any
 
 from tasks.judging.report import render
-from tasks.judging.report_data import ReportData
+from tasks.judging.report_data import Cost, ReportData, StageResult
+from tasks.judging.report_teachers import render_tokens
 
 CARD: dict[str, Any] = {
     "revision": "openai some<model>", "asked": 10, "answered": 8, "failures": {"empty_length": 1, "unreadable": 1},
@@ -27,3 +29,17 @@ def test_teachers_have_a_table_where_some_were_asked() -> None:
     silent = CARD | {"answered": 0, "usd_per_signal": None, "agreement": {"rate": None, "judged": 0, "by_type": {}}}
     assert "<h2>Teachers</h2>" in render(ReportData("desk", "", teachers=[asked | {"scorecard": {"closed": silent}}]))
     assert "<h2>Teachers</h2>" not in render(ReportData("desk", ""))
+
+
+def test_distillation_has_a_table_of_its_tokens() -> None:
+    sets = {"hidden<": {"metrics": {"success": {"value": 0.4625, "low": 0.4, "high": 0.5, "problems": 600}}}}
+    costs = [
+        Cost("short", "train.opd", None, 768.0, 15000.0, 12.0, 14990.0, 7495.0),
+        Cost("rl", "train.policy_gradient", None, 100.0, 2000.0, 3.0),
+    ]
+    page = render_tokens(costs, [StageResult("short", "short_opd", "pruned", sets)])
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
+    assert cells == ["short", "768", "15,000", "14,990", "7,495", "0.463"]
+    assert "success, hidden&lt;" in page
+    assert render_tokens(costs[1:], []) == ""
+    assert "<h2>Distillation</h2>" in render(ReportData("desk", "", costs=costs))
