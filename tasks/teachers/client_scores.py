@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from specs.served_teacher import ServedModelTeacher
 from tasks.boundary import foreign, reason_of
 from tasks.teachers import http_replies
 from tasks.teachers.breaker import Breaker
+from tasks.teachers.common import Common
 from tasks.teachers.limits import Pace
 from tasks.teachers.prompt_logprobs import Answer, Question, UnusableError, body, read
 from tasks.teachers.reaching import Reach, reach, trust
@@ -49,6 +51,8 @@ class Circumstances:
     """Where a server is asked from. `environ` holds what references name; it is looked at when a round begins."""
 
     environ: Mapping[str, str] = field(repr=False)
+    folder: Path
+    """Where those who ask at the same time keep what they have in common, by teacher."""
     stop: Callable[[], bool] = lambda: False
     progress: Callable[[int, int], object] = lambda done, total: None
     clock: Callable[[], float] = time.monotonic
@@ -72,7 +76,9 @@ class ScoresClient:
         Raises Interrupted where it is asked to stop, TeacherError where no further question would be answered.
         """
         if questions:
-            asyncio.run(_Round(self, questions, vocabulary, take).run())
+            asked = _Round(self, questions, vocabulary, take)
+            with asked.common.enter():
+                asyncio.run(asked.run())
 
     def connection(self) -> httpx.AsyncClient:
         """Return the connections of one round; no redirect is followed, and no proxy of the environment used."""
@@ -146,8 +152,9 @@ class _Round:
     ) -> None:
         self._client, self._questions, self._vocabulary, self._take = client, questions, vocabulary, take
         self._limits, self._around = client.spec.limits, client.circumstances
-        self._pace = Pace(self._limits, self._around.clock)
-        self._breaker = Breaker(client.name, self._limits, self._around.clock)
+        self.common = Common(self._around.folder / client.name, self._limits, self._around.clock)
+        self._pace = Pace(self.common)
+        self._breaker = Breaker(client.name, self.common)
         self._to = client.to()
         self._done = 0
 
@@ -170,7 +177,7 @@ class _Round:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _one(self, http: httpx.AsyncClient, number: int) -> None:
-        async with self._pace.places:
+        async with self._pace.place():
             while self._breaker.open and not self._breaker.trial():
                 await asyncio.sleep(min(_LOOK, max(0.01, self._breaker.pause)))
             result = await self._asked(http, self._questions[number])
