@@ -105,3 +105,9 @@ class NodeContext:
     def run_key(self) -> str:
         """Return the key under which the node's folder lies; all attempts share it."""
         return self.out.parent.name
+
+    @property
+    def teachers(self) -> Path:
+        """Return the folder of the program's teachers, which all its nodes and runs share."""
+        home = self.home if self.home is not None else self.checkpoints
+        return home / "teachers" / self.params["access"]["program"]

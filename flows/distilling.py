@@ -67,7 +67,7 @@ def open_teachers(graph: Graph, stage: Stage, learner: Any, policy: str) -> tupl
                 raise ProgramError(f"teachers.{name}: of kind {spec.kind}, whose probabilities cannot be read")
     versions = {f"teachers.{n}": f"{program.teachers[n].kind}@{program.teachers[n].version}" for n in names}
     params: Json = {"teachers": who, "routing": routes or [whole], "versions": versions}
-    return params | ({"access": {"teachers": access}} if access else {}), inputs
+    return params | ({"access": {"program": program.program, "teachers": access}} if access else {}), inputs
 
 
 def _model(graph: Graph, name: str, who: Json) -> str:
@@ -95,7 +95,7 @@ def _served(graph: Graph, name: str, spec: ServedModelTeacher) -> str:
         "teacher": who,
         "template": graph.policy["template"],
         "list": _longest_list(graph, name),
-        "access": {"teachers": {name: _access(spec)}},
+        "access": {"program": graph.program.program, "teachers": {name: _access(spec)}},
     }
     inputs: dict[str, str] = {}
     if spec.tokenizer is None:

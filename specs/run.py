@@ -96,6 +96,8 @@ class Run(Spec):
     """Keep one state a layer and compute the rest again in the backward pass: less memory, one more forward pass, equal bits."""
     rollout_batch: Count = 256
     """Episodes that the sampler keeps in flight."""
+    scoring_queue: Count = 256
+    """Rollouts that have ended and wait for the scores of one open teacher; where there are as many, the sampler waits."""
     sampler: Sampling = LocalSampling()
     """What generates. The same program means the same with any; single tokens differ."""
     agent_processes: Annotated[int, Field(ge=1, le=256)] = 16

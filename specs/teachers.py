@@ -16,12 +16,12 @@ __all__ = [
 
 
 class Limits(Spec):
-    """How a teacher may be asked. Execution only: no part of any content key."""
+    """How a teacher may be asked, by all nodes of a program together. Execution only: no part of any content key."""
 
     in_flight: Annotated[int, Field(ge=1, le=256)] = 8
-    """Calls at once of one node; at most as many repeat after a kill."""
+    """Calls at once; at most as many repeat after a kill."""
     requests_per_minute: Positive | None = None
-    """Most calls of one node in a minute, evenly spaced."""
+    """Most calls in a minute, evenly spaced."""
     attempts: Annotated[int, Field(ge=1, le=20)] = 3
     """Tries of one call, the first included. A reply that is asked for again with more tokens is no new try."""
     ask_again: Annotated[int, Field(ge=0, le=20)] = 1
@@ -32,9 +32,9 @@ class Limits(Spec):
     wait_seconds: Annotated[float, Field(ge=0.0)] = 0.5
     """Wait before the second attempt; it doubles each time, and a longer one that the server asks for is honoured."""
     failures_in_a_row: Count = 10
-    """Calls in a row that fail for want of the teacher until it is left alone for a while."""
+    """Calls in a row that fail for want of the teacher until it is left alone for a while, by all who ask it."""
     pause_seconds: Annotated[float, Field(ge=0.0)] = 30.0
-    """How long it is left alone; when the next call fails as well, the node fails."""
+    """How long it is left alone; when the one call that tries it then fails as well, its node fails."""
 
 
 class Price(Spec):

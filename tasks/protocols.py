@@ -221,6 +221,38 @@ class VocabularyTeacher(TokenTeacher, Protocol):
         ...
 
 
+class Feed(Protocol):
+    """What waits for one teacher while the trajectories of a step still end."""
+
+    def take(self, seconds: float = 0.0) -> Sequence[Span] | None:
+        """Return the next batch, the longest first: empty where there is none within so long, None where none will come.
+
+        Interrupted where the step is given up.
+        """
+        ...
+
+    def done(self, count: int) -> None:
+        """Note that nothing more is to be done for so many of the spans that were taken."""
+        ...
+
+
+@runtime_checkable
+class EarlyTeacher(TokenTeacher, Protocol):
+    """A teacher that scores a step's first trajectories while others are still sampled."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Return whether another process does the work, so that it costs the sampler nothing."""
+        ...
+
+    def ahead(self, feed: Feed, size: int) -> None:
+        """Score what comes until nothing will, and hold it for `score` of the whole step; with a `size` for its `lists`.
+
+        It runs in a thread of its own; nothing else of the teacher is called meanwhile.
+        """
+        ...
+
+
 @runtime_checkable
 class Telling(Protocol):
     """A teacher that keeps count of what it said."""

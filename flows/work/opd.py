@@ -120,7 +120,7 @@ def panel(node: NodeContext, policy: LoadedPolicy, over: Over) -> Panel:
         loaded = load_teacher(node.inputs[f"teacher.{name}"] / "policy")
         opened = open_token_teacher(name, loaded, policy, align, scoring=scoring, over=over.kind, system=system)
         teachers.append(_shown(node, policy, opened, who))
-    return Panel(teachers, _weights(node, names), asking)
+    return Panel(teachers, _weights(node, names), asking, inputs.execution(node).scoring_queue)
 
 
 def _system(node: NodeContext) -> Callable[[Trajectory], str]:

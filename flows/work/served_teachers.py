@@ -16,6 +16,7 @@ from tasks.policy.gguf_tokenizer import read_tokenizer
 from tasks.policy.store import LoadedPolicy
 from tasks.protocols import TokenTeacher
 from tasks.teachers.client_scores import Circumstances, ScoresClient
+from tasks.teachers.common import LIMITS
 from tasks.teachers.kept_scores import KeptScores
 from tasks.teachers.served import ServedTeacher
 from tasks.teachers.served_probes import Fingerprint, check_encoding, check_fingerprint, check_server, fingerprint
@@ -69,7 +70,7 @@ def _client(node: NodeContext, name: str, who: Json) -> ScoresClient:
     def tell(done: int, total: int) -> None:
         node.progress(f"asking {name}", done / max(1, total), {"rows": float(done)})
 
-    return ScoresClient(name, spec, Circumstances(os.environ, node.stop, tell))
+    return ScoresClient(name, spec, Circumstances(os.environ, node.teachers / LIMITS, node.stop, tell))
 
 
 def _tokenizer(node: NodeContext) -> AnyTokenizer:

@@ -65,7 +65,7 @@ def teach(node: NodeContext) -> Outcome:
     routed = route(about, routes, lambda text: _number(node.seed, "route", text), tally)
     teacher_of = {a.id: routed.teacher[a.id if states else a.problem.id] for a in asks}
     instruction = prompt_of(node.params["prompt"])
-    ledger = CallLedger(_ledger_path(node), node.run_key)
+    ledger = CallLedger(node.teachers / "calls.jsonl", node.run_key)
     trial = _trial(node, worlds)
     desk = _desk(node, ledger, worlds, instruction.text, trial)
     signals = annotate(asks, teacher_of, desk, instruction.version)
@@ -113,12 +113,6 @@ def _of_its_rules(
 def _number(seed: int, *parts: str) -> float:
     """Return a number in [0, 1) that depends on the seed and the parts alone."""
     return derive(seed, *parts) / _UNIT
-
-
-def _ledger_path(node: NodeContext) -> Path:
-    """Return the ledger of the program: all its nodes and runs share it."""
-    home = node.home if node.home is not None else node.checkpoints
-    return home / "teachers" / node.params["access"]["program"] / "calls.jsonl"
 
 
 def _history(node: NodeContext) -> Tally:

@@ -14,7 +14,16 @@ from tasks.learning.head import selected_logprobs
 from tasks.learning.microbatches import MicroBatch, micro_batches
 from tasks.learning.rows import TrainingRow, sampled_at
 from tasks.policy.llama import Llama
-from tasks.protocols import Span, TokenScores
+from tasks.protocols import Feed, Span, TokenScores
+
+_Key = tuple[str, int, tuple[bool, ...]]
+_WAIT = 0.1
+"""Seconds between looks at whether a step is given up."""
+
+
+def _key(span: Span) -> _Key:
+    """Return what tells a span from the others of a step."""
+    return span.trajectory.id, span.start, tuple(span.mask)
 
 
 class OpenTeacher:
@@ -34,6 +43,7 @@ class OpenTeacher:
         self._device = torch.device(device)
         self._bf16 = precision == "bf16"
         self._tokens = micro_batch_tokens
+        self._early: dict[_Key, TokenScores] = {}
 
     @property
     def name(self) -> str:
@@ -50,12 +60,29 @@ class OpenTeacher:
         """Return how many tokens a span may have."""
         return self._model.config.max_length
 
-    @torch.no_grad()
+    @property
+    def elsewhere(self) -> bool:
+        """Return False: it computes in this process."""
+        return False
+
+    def ahead(self, feed: Feed, size: int) -> None:
+        """Score what comes, a batch at a time, until nothing will."""
+        assert size == 0, "over a vocabulary it is compared within the learner's pass"
+        while (spans := feed.take(_WAIT)) is not None:
+            self._early |= {_key(s): said for s, said in zip(spans, self._scored(spans), strict=True)}
+            feed.done(len(spans))
+
     def score(self, spans: Sequence[Span]) -> list[TokenScores]:
         """Return the logprobs of the tokens asked about; NaN elsewhere, and in spans that are too long for it.
 
         They are at the temperature at which the trajectory was sampled, as the policy's own are.
         """
+        early, self._early = self._early, {}
+        rest = iter(self._scored([s for s in spans if _key(s) not in early]))
+        return [early.get(_key(s)) or next(rest) for s in spans]
+
+    @torch.no_grad()
+    def _scored(self, spans: Sequence[Span]) -> list[TokenScores]:
         rows = self._rows(spans)
         scores = [TokenScores([float("nan")] * len(s.ids)) for s in spans]
         for micro, states_ND in self._passes(rows):

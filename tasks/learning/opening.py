@@ -11,7 +11,7 @@ from tasks.learning.open_teacher import OpenTeacher
 from tasks.learning.other_tokenizer import OtherTokenizerTeacher
 from tasks.policy.foreign import LoadedTeacher, teacher_of
 from tasks.policy.store import LoadedPolicy
-from tasks.protocols import TokenTeacher
+from tasks.protocols import EarlyTeacher, TokenTeacher
 from tasks.tokens.bytes import AnyTokenizer
 from tasks.tokens.equality import difference
 from tasks.tokens.frames import Frame
@@ -51,7 +51,7 @@ def open_token_teacher(
 
 
 def in_policy_tokens(
-    teacher: TokenTeacher,
+    teacher: EarlyTeacher,
     its: tuple[AnyTokenizer, Frame],
     policy: LoadedPolicy,
     align: Alignment,

@@ -18,7 +18,7 @@ from specs.errors import ProgramError
 from specs.records import Trajectory
 from tasks.learning.open_teacher import OpenTeacher
 from tasks.learning.rows import sampled_at
-from tasks.protocols import Span, Telling, TokenScores, TokenTeacher
+from tasks.protocols import EarlyTeacher, Feed, Span, Telling, TokenScores
 from tasks.tokens.alignment import Coverage, Floats, sums
 from tasks.tokens.bytes import AnyTokenizer
 from tasks.tokens.covers import History, SpanScorer
@@ -31,7 +31,7 @@ class OtherTokenizerTeacher:
 
     def __init__(
         self,
-        model: TokenTeacher,
+        model: EarlyTeacher,
         policy: tuple[AnyTokenizer, Frame],
         teacher: tuple[AnyTokenizer, Frame],
         settings: Alignment,
@@ -66,6 +66,15 @@ class OtherTokenizerTeacher:
             figures |= {"cover_passes": float(self._passes), "cover_mass_left_out": self._left_out / asked}
         self._coverage, self._passes, self._left_out = Coverage(), 0, 0.0
         return figures
+
+    @property
+    def elsewhere(self) -> bool:
+        """Return whether another process does the work."""
+        return self._model.elsewhere
+
+    def ahead(self, feed: Feed, size: int) -> None:
+        """Have the model score what comes, in its own tokens."""
+        self._model.ahead(_Retold(feed, self._reteller), size)
 
     def score(self, spans: Sequence[Span]) -> list[TokenScores]:
         """Return per span the teacher's logprob of each chunk, at its last token; NaN where there is none."""
@@ -133,6 +142,20 @@ def _asked(span: Span, retold: Retold) -> Span:
         mask[start:end] = True
     mask[:1] = False
     return Span(span.trajectory, span.start, retold.ids, mask.tolist())
+
+
+class _Retold:
+    """A feed whose spans are told in the teacher's tokens."""
+
+    def __init__(self, feed: Feed, reteller: Reteller) -> None:
+        self._feed, self._reteller = feed, reteller
+
+    def take(self, seconds: float = 0.0) -> Sequence[Span] | None:
+        spans = self._feed.take(seconds)
+        return spans and [_asked(s, self._reteller.tell(s)) for s in spans]
+
+    def done(self, count: int) -> None:
+        self._feed.done(count)
 
 
 class _States:

@@ -35,6 +35,8 @@ class Arena:
     in_flight: int = 256
     repeatable: bool = True
     """Whether equal batches give equal bits, so that rollouts are drawn in batches that a resume can draw again."""
+    ended: Callable[[Trajectory], None] | None = None
+    """Takes each trajectory of a training step as soon as it has ended, before it is judged."""
 
     def settings(self, temperature: float) -> SamplingSettings:
         """Return sampling settings with the template's stop tokens."""
@@ -75,7 +77,7 @@ def rollouts(
     stop: Callable[[], bool] | None = None,
 ) -> list[Trajectory]:
     """Return the judged rollouts of the problems. Raises Interrupted where `stop` asks."""
-    trajectories = run_episodes(**_episodes(arena, problems, draw), stop=stop)
+    trajectories = run_episodes(**_episodes(arena, problems, draw), stop=stop, finished=arena.ended)
     by_id = {p.id: p for p in problems}
     for trajectory in trajectories:
         _heed(stop)

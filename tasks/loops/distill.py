@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import Arena, Collected, Draw, check_invalid, rollouts
 from tasks.loops.fit import Hooks
 from tasks.loops.order import ProblemOrder
+from tasks.loops.scoring import ScoringQueue, early_rows
 from tasks.loops.stepping import PROBE, State, StepReport, check_cut, check_learnt, last_checkpoint, save_checkpoint
 from tasks.loops.token_lessons import Lesson, Panel, figures_of, lesson, teach
 
@@ -132,7 +134,11 @@ def _rollouts(arena: Arena, stage: Distilling, step: int, hooks: Hooks) -> Colle
         arena = replace(arena, max_new_tokens=min(limit, arena.max_new_tokens))
     asked = Draw(spec.group_size, spec.temperature, derive(stage.seed, "step", step), f"step{step}")
     problems = stage.problems.draw(_split(spec)[0])
-    drawn = check_invalid(rollouts(arena, problems, asked, stop=hooks.stop) if problems else [], arena.reward)
+    rows = partial(early_rows, max_length=stage.max_length, truncated=spec.truncated)
+    with ScoringQueue(stage.panel, spec.over, rows, hooks.stop, near=not arena.repeatable) as queue:
+        followed = replace(arena, ended=queue.put)
+        found = rollouts(followed, problems, asked, stop=queue.heed) if problems else []
+    drawn = check_invalid(found, arena.reward)
     if stage.keep is not None:
         stage.keep(step, drawn.trajectories)
     return drawn

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from specs.algorithms import PolicyGradientAlgorithm
+from specs.distillation import FullVocabulary
 from specs.errors import Interrupted, TrainingError
 from specs.group_relative import DAPO
 from specs.records import Trajectory
@@ -27,6 +28,7 @@ from tasks.loops.groups import GroupStats, overlong_figures, rollout_figures
 from tasks.loops.order import ProblemOrder
 from tasks.loops.replayed import Extra, Mixture
 from tasks.loops.resampling import StepRollouts, draw_step
+from tasks.loops.scoring import ScoringQueue, early_rows
 from tasks.loops.self_teaching import PREFIX as FROZEN
 from tasks.loops.self_teaching import SelfTeaching
 from tasks.loops.stepping import (
@@ -42,7 +44,7 @@ from tasks.loops.stepping import (
 )
 from tasks.loops.teacher_terms import Term
 from tasks.loops.token_lessons import Panel
-from tasks.loops.updates import StepRows, left_out, update
+from tasks.loops.updates import StepRows, left_out, update, whole_turns
 from tasks.policy.llama import Llama
 
 _CRITIC = "critic."
@@ -141,18 +143,28 @@ def _rollouts(
         if stage.keep is not None:
             stage.keep(step, [*drawn.collected.trajectories, *drawn.beside])
         return drawn, time.monotonic() - began
-    drawn = draw_step(
-        arena,
-        stage.spec,
-        stage.problems.draw,
-        seed=stage.seed,
-        step=step,
-        running_mean=report.running_mean,
-        stop=hooks.stop,
-    )
+    with _scoring(arena, stage, hooks) as queue:
+        drawn = draw_step(
+            replace(arena, ended=queue.put),
+            stage.spec,
+            stage.problems.draw,
+            seed=stage.seed,
+            step=step,
+            running_mean=report.running_mean,
+            stop=queue.heed,
+        )
     if stage.keep is not None:
         stage.keep(step, drawn.collected.trajectories)
     return drawn, time.monotonic() - began
+
+
+def _scoring(arena: Arena, stage: OnPolicy, hooks: Hooks) -> ScoringQueue:
+    """Return what has teachers score rollouts as they end; none is asked where a search or a redraw decides what trains."""
+    spec = stage.spec
+    chosen = spec.best_of > 1 or (isinstance(spec, DAPO) and spec.resample is not None)
+    over = FullVocabulary() if spec.distill is None else spec.distill.over
+    rows = partial(early_rows, max_length=stage.max_length, truncated=spec.truncated, whole_turns=whole_turns(spec))
+    return ScoringQueue(None if chosen else stage.panel, over, rows, hooks.stop, near=not arena.repeatable)
 
 
 def _train(

@@ -38,6 +38,8 @@ class Panel:
     """In the order of the teachers; 0: it is not asked."""
     keeping: Sequence[Keeping] = ()
     """Those that keep what was said since the last checkpoint."""
+    queue: int = 256
+    """Most rows that wait for one of them while others are sampled."""
 
     def settle(self) -> None:
         """Tell them that another one is about to be written."""

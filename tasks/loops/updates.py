@@ -86,8 +86,7 @@ def update(
     Those of GSPO, whose clip is narrower than the noise of another engine or precision, are to the trainer's in any case.
     A critic gives the advantages and then learns; in its warm-up it learns alone.
     """
-    by_turn = isinstance(spec, TurnPPO) or spec.aggregation == "turn"
-    rows, missing = without_missing(batch.rows, spec.max_missing_logprobs, step, whole_turns=by_turn)
+    rows, missing = without_missing(batch.rows, spec.max_missing_logprobs, step, whole_turns=whole_turns(spec))
     gone = trajectories(batch.rows) - trajectories(rows)
     dropped, figures = {"missing_logprob": gone} if gone else {}, dict[str, float]()
     known = spec.correction is not None or (isinstance(spec, GSPO) and not batch.exact)
@@ -223,6 +222,11 @@ def _passes(
         reports.append(done)
     learner.distiller = None
     return reports
+
+
+def whole_turns(spec: PolicyGradientAlgorithm) -> bool:
+    """Return whether a turn trains as a whole or not at all."""
+    return isinstance(spec, TurnPPO) or spec.aggregation == "turn"
 
 
 def policy_updates(spec: PolicyGradientAlgorithm) -> int:

@@ -1,55 +1,62 @@
 """Leaves a teacher alone that fails again and again: a pause, one trial, and then an end."""
 
-from collections.abc import Callable
-
 from specs.errors import TeacherError
-from specs.teachers import Limits
+from tasks.leases import Lease
+from tasks.teachers.common import Common
 
 
 class Breaker:
-    """Counts calls in a row that failed for want of the teacher (not for what the question was)."""
+    """Counts calls in a row, of all nodes that ask, that failed for want of the teacher (not for what the question was)."""
 
-    def __init__(self, teacher: str, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, teacher: str, common: Common) -> None:
         self._teacher = teacher
-        self._most = limits.failures_in_a_row
-        self._pause = limits.pause_seconds
-        self._clock = clock
-        self._failed = 0
-        self._until: float | None = None
-        self._trial = False
-        self.pauses = 0
-        self.reason = ""
+        self._common = common
+        self._most, self._pause = common.limits.failures_in_a_row, common.limits.pause_seconds
+        self._trial: Lease | None = None
 
     @property
     def pause(self) -> float:
         """Return for how many seconds nothing is asked; 0 where it may be."""
-        return 0.0 if self._until is None else max(0.0, self._until - self._clock())
+        until = self._common.read().pause
+        return 0.0 if until is None else max(0.0, until - self._common.clock())
 
     @property
     def open(self) -> bool:
         """Return whether it is left alone, or one call tries it."""
-        return self._until is not None
+        return self._common.read().pause is not None
 
     def trial(self) -> bool:
         """Return whether this call is the one that tries it after a pause; others wait for its end."""
-        if self._until is None or self.pause or self._trial:
+        if self._trial is not None or not self.open or self.pause:
             return False
-        self._trial = True
+        lease = self._common.lease("trial")
+        if not lease.try_acquire():
+            return False
+        self._trial = lease
         return True
 
     def good(self) -> None:
         """Note that it answered."""
-        self._failed, self._until, self._trial = 0, None, False
+        state = self._common.read()
+        if state.failed or state.pause is not None:
+            with self._common.change() as state:
+                state.failed, state.pause = 0, None
+        self._end_trial()
 
     def bad(self, reason: str) -> None:
-        """Note that it did not. TeacherError where it did not after a pause either."""
-        self.reason = reason
-        self._failed += 1
-        if self._trial:
+        """Note that it did not. TeacherError where it did not after a pause either; other nodes pause once more."""
+        with self._common.change() as state:
+            state.failed += 1
+            if self._trial is not None or (state.failed >= self._most and state.pause is None):
+                state.pause = self._common.clock() + self._pause
+        if self._trial is not None:
+            self._end_trial()
             raise TeacherError(
-                f"teacher {self._teacher}: {self._failed} calls in a row failed ({reason}), the last after a pause of "
+                f"teacher {self._teacher}: {state.failed} calls in a row failed ({reason}), the last after a pause of "
                 f"{self._pause:g} s; see that it can be reached and run again: what was answered is kept"
             )
-        if self._failed >= self._most and self._until is None:
-            self._until = self._clock() + self._pause
-            self.pauses += 1
+
+    def _end_trial(self) -> None:
+        if self._trial is not None:
+            self._trial.release()
+            self._trial = None

@@ -16,6 +16,7 @@ from tasks.teachers import http_replies
 from tasks.teachers.asks import Ask
 from tasks.teachers.breaker import Breaker
 from tasks.teachers.budget import Caps, dollars, prompt_tokens
+from tasks.teachers.common import LIMITS, Common
 from tasks.teachers.http_replies import Read
 from tasks.teachers.ledger import OK, CallLedger, Returned
 from tasks.teachers.limits import Pace
@@ -78,7 +79,8 @@ class OpenAIClient:
                 open_calls[key] = messages
         if open_calls:
             asked = _Round(self, open_calls, len(replies), self._setting)
-            replies |= asyncio.run(asked.run(dispensable=dispensable))
+            with asked.common.enter():
+                replies |= asyncio.run(asked.run(dispensable=dispensable))
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         return [replies[k] if first[k] == i else replace(replies[k], usd=0.0, requests=0) for i, k in enumerate(keys)]
 
@@ -96,8 +98,9 @@ class _Round:
         self, client: OpenAIClient, calls: Mapping[str, list[dict[str, str]]], known: int, setting: Setting
     ) -> None:
         self.client, self.spec, self.calls, self.setting = client, client.spec, calls, setting
-        self.pace = Pace(self.spec.limits, setting.clock)
-        self.breaker = Breaker(client.name, self.spec.limits, setting.clock)
+        self.common = Common(setting.ledger.path.parent / LIMITS / client.name, self.spec.limits, setting.clock)
+        self.pace = Pace(self.common)
+        self.breaker = Breaker(client.name, self.common)
         self.known = known
         self.replies: dict[str, Reply] = {}
         self.ended: BaseException | None = None
@@ -146,9 +149,9 @@ class _Round:
     async def _one(self, number: int, key: str) -> None:
         if number:  # the first goes alone: a wrong key or model is found out by one request
             await self.first_done.wait()
-        async with self.pace.places:
+        async with self.pace.place(lambda: self.ended is not None) as free:
             try:
-                if self.ended is None and await self._may_ask():
+                if free and self.ended is None and await self._may_ask():
                     known = self.setting.ledger.answer(key)  # another node may have asked it meanwhile
                     reply = await self._asked(key) if known is None else self.client._reply(key, known, 0)
                     if reply is not None:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,11 +18,14 @@ from specs.served_teacher import ServedModelTeacher
 from tasks.boundary import foreign, reason_of
 from tasks.teachers import http_replies
 from tasks.teachers.breaker import Breaker
+from tasks.teachers.common import Common
 from tasks.teachers.limits import Pace
 from tasks.teachers.prompt_logprobs import Answer, Question, UnusableError, body, read
 from tasks.teachers.reaching import Reach, reach, trust
 
 _LOOK = 0.1
+_TICK = 0.01
+"""Seconds between looks for questions that have come since."""
 _CONNECT_SECONDS = 10.0
 _ENTRY_BYTES = 1024
 """Most that a reply may need for one listed token."""
@@ -44,11 +48,19 @@ class Result:
     requests: int = 0
 
 
+Take = Callable[[int, Result], object]
+"""What takes the result of a numbered question."""
+More = Callable[[], Mapping[int, Question] | None]
+"""What returns the questions that have come since, by number; None where none will. It raises where the round is given up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Circumstances:
     """Where a server is asked from. `environ` holds what references name; it is looked at when a round begins."""
 
     environ: Mapping[str, str] = field(repr=False)
+    folder: Path
+    """Where those who ask at the same time keep what they have in common, by teacher."""
     stop: Callable[[], bool] = lambda: False
     progress: Callable[[int, int], object] = lambda done, total: None
     clock: Callable[[], float] = time.monotonic
@@ -66,13 +78,18 @@ class ScoresClient:
         """Return what the server says at a path, None where it has no such path. ServiceError where it says nothing."""
         return asyncio.run(self._call(method, path, data))
 
-    def ask(self, questions: Mapping[int, Question], vocabulary: int, take: Callable[[int, Result], object]) -> None:
+    def ask(self, questions: Mapping[int, Question], vocabulary: int, take: Take) -> None:
         """Hand the result of each question to `take` as soon as it is there.
 
         Raises Interrupted where it is asked to stop, TeacherError where no further question would be answered.
         """
         if questions:
-            asyncio.run(_Round(self, questions, vocabulary, take).run())
+            once = iter([questions])
+            _Round(self, vocabulary, take, len(questions)).run(lambda: next(once, None))
+
+    def follow(self, more: More, vocabulary: int, take: Take) -> None:
+        """Do the same for questions that come little by little; those of a batch go out the longest first."""
+        _Round(self, vocabulary, take).run(more)
 
     def connection(self) -> httpx.AsyncClient:
         """Return the connections of one round; no redirect is followed, and no proxy of the environment used."""
@@ -135,52 +152,58 @@ def _told(status: int, content: bytes, to: Reach) -> str:
 
 
 class _Round:
-    """The questions of one call of `ask`, under one event loop."""
+    """The questions of one call, under one event loop. `total`: how many there are, where that is known."""
 
-    def __init__(
-        self,
-        client: ScoresClient,
-        questions: Mapping[int, Question],
-        vocabulary: int,
-        take: Callable[[int, Result], object],
-    ) -> None:
-        self._client, self._questions, self._vocabulary, self._take = client, questions, vocabulary, take
+    def __init__(self, client: ScoresClient, vocabulary: int, take: Take, total: int | None = None) -> None:
+        self._client, self._vocabulary, self._take, self._total = client, vocabulary, take, total
         self._limits, self._around = client.spec.limits, client.circumstances
-        self._pace = Pace(self._limits, self._around.clock)
-        self._breaker = Breaker(client.name, self._limits, self._around.clock)
+        self.common = Common(self._around.folder / client.name, self._limits, self._around.clock)
+        self._pace = Pace(self.common)
+        self._breaker = Breaker(client.name, self.common)
         self._to = client.to()
         self._done = 0
 
-    async def run(self) -> None:
-        # The longest first: rows of like length are under way together, and none of them is waited for alone at the end.
-        order = sorted(self._questions, key=lambda n: (-len(self._questions[n].ids), n))
+    def run(self, more: More) -> None:
+        with self.common.enter():
+            asyncio.run(self._run(more))
+
+    async def _run(self, more: More) -> None:
+        pending = set[asyncio.Task[None]]()
         async with self._client.connection() as http:
-            tasks = [asyncio.create_task(self._one(http, number)) for number in order]
-            pending = set(tasks)
             try:
-                while pending:
-                    done, pending = await asyncio.wait(pending, timeout=_LOOK, return_when=asyncio.FIRST_EXCEPTION)
-                    for task in done:
-                        task.result()
+                while (found := more()) is not None or pending:
+                    pending |= {asyncio.create_task(self._one(http, n, q)) for n, q in _longest_first(found or {})}
+                    pending = await self._ended(pending, _LOOK if found is None else _TICK)
                     if pending and self._around.stop():
                         raise Interrupted(f"teacher {self._client.name}: asked to stop; what was scored is kept")
             finally:
-                for task in tasks:
+                for task in pending:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(*pending, return_exceptions=True)
 
-    async def _one(self, http: httpx.AsyncClient, number: int) -> None:
-        async with self._pace.places:
+    async def _ended(self, pending: "set[asyncio.Task[None]]", seconds: float) -> "set[asyncio.Task[None]]":
+        """Wait so long, or until something ends the round; return what is still under way."""
+        if not pending:
+            await asyncio.sleep(seconds)
+            return pending
+        done, left = await asyncio.wait(pending, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        return left
+
+    async def _one(self, http: httpx.AsyncClient, number: int, question: Question) -> None:
+        async with self._pace.place():
             while self._breaker.open and not self._breaker.trial():
                 await asyncio.sleep(min(_LOOK, max(0.01, self._breaker.pause)))
-            result = await self._asked(http, self._questions[number])
+            result = await self._asked(http, question)
             if result.reason in _ABSENT:
                 self._breaker.bad(f"{result.reason}: {result.words}")
             else:
                 self._breaker.good()
             self._take(number, result)
             self._done += 1
-            self._around.progress(self._done, len(self._questions))
+            if self._total is not None:
+                self._around.progress(self._done, self._total)
 
     async def _asked(self, http: httpx.AsyncClient, question: Question) -> Result:
         """Ask one question until it is answered, would not be answered otherwise, or its time is over."""
@@ -231,3 +254,8 @@ class _Round:
         if len(content) > most:
             raise UnusableError("too_long", f"it sent more than {most} bytes")
         return content
+
+
+def _longest_first(questions: Mapping[int, Question]) -> list[tuple[int, Question]]:
+    """Return them so that rows of like length are under way together, and none of them is waited for alone at the end."""
+    return sorted(questions.items(), key=lambda item: (-len(item[1].ids), item[0]))

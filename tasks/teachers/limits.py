@@ -1,33 +1,73 @@
 """How fast a teacher is asked: calls at once, calls in a minute, and the wait that its server demands of everybody."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
-from specs.teachers import Limits
+from tasks.leases import Lease
+from tasks.teachers.common import Common
+
+_LOOK = 0.01
+"""Seconds between looks for a place, where other nodes have them all."""
 
 
 class Pace:
-    """Holds calls back. `clock` gives seconds; all waits are sleeps, never polls."""
+    """Holds the calls of one round back, so that those of all rounds that run at the same time keep to the limits."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
-        self.places = asyncio.Semaphore(limits.in_flight)
-        self._gap = 60.0 / limits.requests_per_minute if limits.requests_per_minute else 0.0
-        self._clock = clock
-        self._next = -float("inf")
-        self._held_until = -float("inf")
+    def __init__(self, common: Common) -> None:
+        self._common = common
+        self._own = asyncio.Semaphore(common.limits.in_flight)
+        self._line = asyncio.Lock()
+        self._held = set[int]()
+
+    @contextlib.asynccontextmanager
+    async def place(self, given_up: Callable[[], bool] = lambda: False) -> AsyncIterator[bool]:
+        """Hold one of the places; yields False, without one, where the round is given up before there is one."""
+        async with self._own:
+            found = await self._free(given_up)
+            try:
+                yield found is not None
+            finally:
+                if found is not None:
+                    self._held.discard(found[0])
+                    found[1].release()
+
+    async def _free(self, given_up: Callable[[], bool]) -> tuple[int, Lease] | None:
+        """Return a place. One node at a time waits for it, so that none takes each that another gives back."""
+        async with self._line:
+            turn = self._common.lease("turn")
+            while not turn.try_acquire():
+                if given_up():
+                    return None
+                await asyncio.sleep(_LOOK)
+            try:
+                while not given_up():
+                    for number in range(self._common.limits.in_flight):
+                        if number not in self._held and (place := self._common.lease(f"{number}.place")).try_acquire():
+                            self._held.add(number)
+                            return number, place
+                    await asyncio.sleep(_LOOK)
+            finally:
+                turn.release()
+        return None
 
     def hold(self, seconds: float) -> None:
         """Have every call wait at least so long: the server asked for it."""
-        self._held_until = max(self._held_until, self._clock() + seconds)
+        if seconds > 0:
+            with self._common.change() as state:
+                state.held = max(state.held, self._common.clock() + seconds)
 
     def turn(self) -> float:
         """Return how long the next request must wait for its place in the minute, which is taken by this."""
-        now = self._clock()
-        start = max(now, self._next)
-        self._next = start + self._gap
+        if not self._common.gap:
+            return 0.0
+        now = self._common.clock()
+        with self._common.change() as state:
+            start = max(now, state.next)
+            state.next = start + self._common.gap
         return start - now
 
     @property
     def held(self) -> float:
         """Return for how many seconds the server wants no request."""
-        return max(0.0, self._held_until - self._clock())
+        return max(0.0, self._common.read().held - self._common.clock())

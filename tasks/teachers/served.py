@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specs.errors import ProgramError, TeacherError
-from tasks.protocols import Span, TokenLists, TokenScores
+from tasks.protocols import Feed, Span, TokenLists, TokenScores
 from tasks.teachers.client_scores import Result, ScoresClient
 from tasks.teachers.kept_scores import KeptScores
 from tasks.teachers.prompt_logprobs import Answer, Question
@@ -22,6 +22,12 @@ class ServedTeacher:
         self._client, self._vocabulary, self._kept = client, vocabulary, kept
         self._asked = self._requests = self._tokens = 0
         self._unscored = Counter[str]()
+        self._early: dict[Question, Result] = {}
+
+    @property
+    def elsewhere(self) -> bool:
+        """Return True: the server does the work."""
+        return True
 
     @property
     def name(self) -> str:
@@ -50,18 +56,38 @@ class ServedTeacher:
         self._unscored = Counter()
         return figures
 
+    def ahead(self, feed: Feed, size: int) -> None:
+        """Ask about what comes until nothing will. What had no answer is not asked again; the whole step is judged by it."""
+        asked: dict[int, Question] = {}
+
+        def more() -> dict[int, Question] | None:
+            spans = feed.take()
+            if not spans:
+                return None if spans is None else {}
+            self._check(spans, size)
+            new = dict.fromkeys(q for span in spans if (q := self._question(span, size)) is not None)
+            known = self._early.keys() | set(asked.values())
+            found = {
+                len(asked) + n: q for n, q in enumerate(q for q in new if q not in known and not self._kept.get(q))
+            }
+            asked.update(found)
+            feed.done(len(spans) - len(found))
+            return found
+
+        def take(number: int, result: Result) -> None:
+            self._early[asked[number]] = result
+            if result.answer is not None:
+                self._kept.add(asked[number], result.answer, result.requests)
+            feed.done(1)
+
+        self._client.follow(more, self._vocabulary, take)
+
     def score(self, spans: Sequence[Span]) -> list[TokenScores]:
         """Return the logprobs of the tokens asked about; NaN elsewhere, in spans too long for it, and without an answer.
 
         ProgramError for spans that were sampled at another temperature than 1: the server's logprobs are those at 1.
         """
-        for span in spans:
-            temperature = float(span.trajectory.sampling.get("temperature", 1.0))
-            if temperature != 1.0:
-                raise ProgramError(
-                    f"teacher {self.name}: trajectories were sampled at temperature {temperature:g}, but its server gives "
-                    "logprobs at 1; write temperature: 1.0 in the algorithm, or over: {kind: top_k, support: teacher}"
-                )
+        self._check(spans, 0)
         found: list[TokenScores] = []
         for span, answer in zip(spans, self._answers(spans, 0), strict=True):
             logprobs = np.full(len(span.ids), np.nan)
@@ -72,20 +98,35 @@ class ServedTeacher:
 
     def lists(self, spans: Sequence[Span], size: int) -> list[TokenLists | None]:
         """Return by span its `size` likeliest tokens where it is asked; None where it said nothing that can be used."""
+        self._check(spans, size)
+        found = self._answers(spans, size)
+        return [None if a is None else TokenLists(a.ids_NK, a.logprobs_NK, a.own_N) for a in found]
+
+    def _check(self, spans: Sequence[Span], size: int) -> None:
+        """Raise ProgramError where a server cannot say what is asked."""
         if size > self._vocabulary:
             raise ProgramError(
                 f"teacher {self.name}: over.size is {size}, but its vocabulary has {self._vocabulary} tokens; ask for fewer"
             )
-        found = self._answers(spans, size)
-        return [None if a is None else TokenLists(a.ids_NK, a.logprobs_NK, a.own_N) for a in found]
+        for span in spans if size == 0 else ():
+            temperature = float(span.trajectory.sampling.get("temperature", 1.0))
+            if temperature != 1.0:
+                raise ProgramError(
+                    f"teacher {self.name}: trajectories were sampled at temperature {temperature:g}, but its server gives "
+                    "logprobs at 1; write temperature: 1.0 in the algorithm, or over: {kind: top_k, support: teacher}"
+                )
 
     def _answers(self, spans: Sequence[Span], size: int) -> list[Answer | None]:
         """Return an answer by span; spans that are alike are asked about once. TeacherError where too many have none."""
         wanted = [self._question(span, size) for span in spans]
+        early, self._early = self._early, {}
+        for question, result in early.items():  # also what turned out not to be needed was sent
+            self._count(question, result.requests)
+        failed = {q: r for q in wanted if q is not None and (r := early.get(q)) is not None and r.answer is None}
         known: dict[Question, Answer] = {}
         open_: dict[Question, int] = {}
         for number, question in enumerate(wanted):
-            if question is None or question in known or question in open_:
+            if question is None or question in known or question in open_ or question in failed:
                 continue
             kept = self._kept.get(question)
             if kept is None:
@@ -93,7 +134,6 @@ class ServedTeacher:
             else:
                 known[question] = kept
                 self._count(question, self._kept.owed(question))
-        failed: dict[Question, Result] = {}
         numbered = {number: question for question, number in open_.items()}
 
         def take(number: int, result: Result) -> None:

@@ -267,12 +267,12 @@ class _Completions(JSONHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", "0") or 0))
+        self.serving.keys.add(self.headers.get("Authorization", ""))
         try:
             found = self.serving.post(self.path, json.loads(body) if body else {})
         except RuntimeError as e:
             self.reply(500, {"error": str(e)})
             return
-        self.serving.keys.add(self.headers.get("Authorization", ""))
         if isinstance(found, Reply):
             self._send(found)
             return

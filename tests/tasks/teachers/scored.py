@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from specs.served_teacher import ServedModelTeacher
@@ -21,6 +22,7 @@ from tests.tasks.learning.algorithms.test_opd import trajectory
 POLICY = counter_policy()
 TOKENIZER, FRAME = (teacher_of(POLICY).tokenizer, teacher_of(POLICY).frame)
 VOCABULARY = TOKENIZER.size
+_SHARED = TemporaryDirectory(prefix="tutelage-limits-")
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def spec(url: str, **more: Any) -> ServedModelTeacher:
 def client(
     url: str, *, environ: dict[str, str] | None = None, stop: Callable[[], bool] = lambda: False, **more: Any
 ) -> ScoresClient:
-    return ScoresClient("big", spec(url, **more), Circumstances(environ or {}, stop))
+    return ScoresClient("big", spec(url, **more), Circumstances(environ or {}, Path(_SHARED.name), stop))
 
 
 def teacher(folder: Path, url: str, **more: Any) -> ServedTeacher:

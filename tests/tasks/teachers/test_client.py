@@ -37,10 +37,11 @@ def test_answers_are_kept_and_never_paid_for_twice(tmp_path: Path) -> None:
 
 def test_what_another_node_asked_meanwhile_is_not_asked_again(tmp_path: Path) -> None:
     spec, questions = teacher("http://127.0.0.1:1", limits={"in_flight": 1}), asks(5)
+    beside = teacher("http://127.0.0.1:1", limits={"in_flight": 2})
 
     def also(h: api.Handler, body: api.Body) -> None:
         if len(server.seen.bodies) == 2:
-            client(tmp_path, spec.model_copy(update={"base_url": server.url})).ask(questions[3:], "score it")
+            client(tmp_path, beside.model_copy(update={"base_url": server.url})).ask(questions[3:], "score it")
         api.says(GOOD)(h, body)
 
     with serving(also) as server:

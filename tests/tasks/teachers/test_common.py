@@ -1,0 +1,180 @@
+"""Limits hold for all processes that ask one teacher at the same time, against real HTTP servers that count."""
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specs.errors import TeacherError
+from specs.teachers import Limits
+from tasks.processes import kill_pid
+from tasks.teachers.breaker import Breaker
+from tasks.teachers.client_scores import Circumstances, ScoresClient
+from tasks.teachers.common import Common
+from tasks.teachers.limits import Pace
+from tasks.teachers.prompt_logprobs import Question
+from tests.tasks.teachers import api
+from tests.tasks.teachers.api import serving as serving_words
+from tests.tasks.teachers.asked import GOOD, asks, client, teacher
+from tests.tasks.teachers.scored import VOCABULARY, serving, spec
+
+COUNT = 6
+
+
+def side_by_side(work: Callable[[int], object]) -> list[int | None]:
+    """Do the work in two processes at once, and return how they ended."""
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=work, args=(n,)) for n in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    return [child.exitcode for child in children]
+
+
+def in_words(url: str, folder: Path, **limits: Any) -> Callable[[int], object]:
+    """Return what asks half of the questions, each half its own."""
+
+    def work(number: int) -> None:
+        half = asks(2 * COUNT)[number * COUNT :][:COUNT]
+        replies = client(folder, teacher(url, limits=limits)).ask(half, "score it")
+        assert [r.text for r in replies] == [GOOD] * COUNT
+
+    return work
+
+
+def test_calls_in_a_minute_are_those_of_all_nodes(tmp_path: Path) -> None:
+    with serving_words(api.says(GOOD)) as server:
+        assert side_by_side(in_words(server.url, tmp_path, requests_per_minute=1200)) == [0, 0]
+    times = sorted(server.seen.times)
+    assert len(times) == 2 * COUNT
+    assert times[-1] - times[0] >= (2 * COUNT - 2) * 0.05
+
+
+def test_calls_at_once_are_those_of_all_nodes_and_each_gets_its_turn(tmp_path: Path) -> None:
+    with serving_words(api.slow(api.says(GOOD), 0.06)) as server:
+        assert side_by_side(in_words(server.url, tmp_path, in_flight=2)) == [0, 0]
+    assert server.seen.most_at_once == 2
+    first = [int(json.dumps(b).partition("question ")[2].partition("\\")[0]) // COUNT for b in server.seen.bodies]
+    assert len(first) == 2 * COUNT
+    assert set(first[: COUNT + 2]) == {0, 1}, "one does not end before the other begins"
+
+
+def test_a_server_of_scores_gets_no_more_at_once_from_two_nodes(tmp_path: Path) -> None:
+    questions = {n: Question((1, 2, 3 + n), (1, 2)) for n in range(2 * COUNT)}
+    with serving(tmp_path / "model") as server:
+        server.on_score = lambda number, result: (time.sleep(0.05), result)[1]
+
+        def work(number: int) -> None:
+            asked = ScoresClient(
+                "big", spec(server.url, limits={"in_flight": 2, "deadline_seconds": 30}), Circumstances({}, tmp_path)
+            )
+            own = {n: q for n, q in questions.items() if n % 2 == number}
+            found: list[int] = []
+            asked.ask(own, VOCABULARY, lambda n, result: found.append(n) if result.answer else None)
+            assert sorted(found) == sorted(own)
+
+        assert side_by_side(work) == [0, 0]
+        assert (len(server.scored), server.most_at_once) == (2 * COUNT, 2)
+
+
+def test_a_teacher_that_fails_is_left_alone_by_all(tmp_path: Path) -> None:
+    most = 8
+    limits = {"failures_in_a_row": most, "pause_seconds": 0.2, "attempts": 1, "in_flight": 1}
+    with serving_words(api.status(500)) as server:
+
+        def work(number: int) -> None:
+            half = asks(40)[20 * number :][:20]
+            with pytest.raises(TeacherError, match=r"calls in a row failed \(teacher_unavailable\)"):
+                client(tmp_path, teacher(server.url, limits=limits)).ask(half, "score it")
+
+        assert side_by_side(work) == [0, 0]
+    assert most + 1 < len(server.seen.bodies) <= most + 3, "together so many, and each tries once more"
+
+
+def test_a_killed_node_gives_back_what_it_held(tmp_path: Path) -> None:
+    with serving_words(api.hang(20), api.says(GOOD)) as server:
+        ask_all = in_words(server.url, tmp_path, in_flight=1)
+        hung = multiprocessing.get_context("fork").Process(target=ask_all, args=(0,))
+        hung.start()
+        while not server.seen.bodies:
+            time.sleep(0.01)
+        assert hung.pid is not None
+        kill_pid(hung.pid)
+        hung.join(10)
+        began = time.monotonic()
+        ask_all(1)
+        assert time.monotonic() - began < 2
+
+
+# --- the state
+
+
+def two(folder: Path, **limits: Any) -> tuple[Common, Common]:
+    made = Limits.model_validate(limits)
+    return Common(folder, made, time.monotonic), Common(folder, made, time.monotonic)
+
+
+def test_a_wait_that_a_server_demands_is_everybodys(tmp_path: Path) -> None:
+    one, other = two(tmp_path / "t")
+    with one.enter(), other.enter():
+        Pace(one).hold(5.0)
+        assert 4.0 < Pace(other).held <= 5.0
+    with other.enter():
+        assert Pace(other).held == 0.0, "nobody asks any more who was told so"
+
+
+def test_the_gap_to_the_next_request_outlasts_those_who_asked(tmp_path: Path) -> None:
+    one, other = two(tmp_path / "t", requests_per_minute=60)
+    with one.enter():
+        assert [round(Pace(one).turn()) for _ in range(4)] == [0, 1, 2, 3]
+    with other.enter():
+        assert 0.9 < Pace(other).turn() <= 1.0, "what was reserved and not used is free"
+
+
+def test_one_call_tries_for_all_and_a_new_round_begins_anew(tmp_path: Path) -> None:
+    one, other = two(tmp_path / "t", failures_in_a_row=2, pause_seconds=0.05)
+    first, second = Breaker("big", one), Breaker("big", other)
+    with one.enter(), other.enter():
+        first.bad("gone")
+        assert not second.open
+        second.bad("gone")
+        assert first.open
+        assert second.open
+        assert not first.trial()
+        time.sleep(0.06)
+        assert first.trial()
+        assert not second.trial()
+        with pytest.raises(TeacherError, match=r"3 calls in a row failed \(gone\), the last after a pause of 0\.05 s"):
+            first.bad("gone")
+        assert not second.trial(), "it pauses once more"
+        time.sleep(0.06)
+        assert second.trial()
+        second.good()
+        assert not first.open
+        first.bad("gone")
+        first.bad("gone")
+        assert second.open
+    with other.enter():
+        assert not second.open
+
+
+def test_a_trial_ends_with_who_tried(tmp_path: Path) -> None:
+    one, other = two(tmp_path / "t", failures_in_a_row=1, pause_seconds=0.0)
+
+    def dies(_: int) -> None:
+        assert Breaker("big", other).trial()
+        kill_pid(os.getpid())
+
+    with one.enter():
+        Breaker("big", one).bad("gone")
+        child = multiprocessing.get_context("fork").Process(target=dies, args=(0,))
+        child.start()
+        child.join(10)
+        assert child.exitcode == -9
+        assert Breaker("big", one).trial()
