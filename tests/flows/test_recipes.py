@@ -117,7 +117,7 @@ def _opd(monkeypatch: pytest.MonkeyPatch, **right: int) -> str:
     spent = {"pupil": 500, "alone_2": 2000}
     rows = [StageRow(s.id, s.algorithm.type, s.start, spent.get(s.id, 1000), {"hidden": "x"}) for s in program.stages]
     next(r for r in rows if r.id == "alone_3").start = "alone_2"  # what came before counts too
-    return table([Result("opd", 17, 0, 1.0, 1.0, 1.0, [], rows, [])], program)
+    return table([Result("opd", 17, 0, 1.0, 1.0, 1.0, 1.0, 2, [], rows, [])], program)
 
 
 def test_rollouts_to_come_near_a_teacher_are_told_as_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_short_distillation_shows_its_tokens_and_what_became_of_each_type(monk
         row.tokens = (
             (9000, 8000, 4000) if row.type == "short_opd" else (9999, 9999, 9999) if row.type == "opd" else None
         )
-    found = table([Result("short_opd", s, 0, 1.0, 1.0, 1.0, [], rows, []) for s in (17, 18)], program)
+    found = table([Result("short_opd", s, 0, 1.0, 1.0, 1.0, 1.0, 2, [], rows, []) for s in (17, 18)], program)
     assert "| short | short_opd | 9000 | 8000 | 4000 |" in found
     assert "| full | opd | 9999 | 9999 | 9999 |" in found
     assert "| success by type on hidden | harvest | pruned | full | short | rounded | loops | rounded_again |" in found

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -17,11 +18,17 @@ from tasks.episodes.vllm_sampler import Asking, VLLMSampler
 from tasks.policy.initial import from_pretrained
 from tasks.policy.llama import Llama
 from tasks.policy.store import LoadedPolicy
-from tests.bench.served import kl_k3, requests
+from tasks.protocols import Completion, SampleRequest
+from tests.bench.served import gaps, requests
 from tests.parts import REAL_VLLM
 
 pytest.importorskip("gguf")
 pytestmark = REAL_VLLM
+
+
+def kl_k3(policy: LoadedPolicy, asked: list[SampleRequest], got: list[Completion]) -> float:
+    """Return the estimate of the KL between the policy in fp32 and what drew these completions, in nats a token."""
+    return mean(gaps(policy, asked, got, "fp32"))
 
 
 @pytest.fixture(scope="module")
