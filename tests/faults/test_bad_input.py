@@ -307,6 +307,7 @@ def test_a_port_in_use_is_named_and_nothing_stays_behind(here: Path) -> None:
 
 
 @pytest.mark.services
+@pytest.mark.slow
 def test_services_that_are_gone_cost_a_sentence_each(here: Path) -> None:
     home = here / "home"
     dead = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "MLFLOW_TRACKING_URI": "http://user:sk-canary@127.0.0.1:9"}

@@ -173,6 +173,7 @@ def test_a_run_beside_another_is_skipped_and_a_late_one_where_so_declared(
         assert "(catchup: none)" in message
 
 
+@pytest.mark.slow
 def test_a_late_run_gives_way_only_to_one_that_will_run(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     asked(capsys, str(site.file), "--apply")
     with client(site.home, site.url) as found, driver_lease(site.state.program("nightly") / "lease", "nightly"):
@@ -200,6 +201,7 @@ def test_a_late_run_gives_way_only_to_one_that_will_run(site: Site, capsys: pyte
         assert (name, message[:8]) == ("Skipped", "overlap:"), "it was to run, and another driver was at work"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_never_driven_is_told(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked(capsys, str(site.file), "--apply")
     text, recorded = site.file.read_text(), site.home.parent.parent / "told"

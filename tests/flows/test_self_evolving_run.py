@@ -42,6 +42,7 @@ evaluation: {sets: [chooses], greedy: no}
 )
 
 
+@pytest.mark.slow
 def test_learners_evolve_in_turns_and_share_what_they_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

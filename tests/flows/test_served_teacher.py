@@ -186,6 +186,7 @@ def run(capsys: pytest.CaptureFixture[str], file: Path, *arguments: str) -> tupl
     return code, told
 
 
+@pytest.mark.slow
 def test_a_small_program_learns_from_servers_and_goes_on_where_one_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

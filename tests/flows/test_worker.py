@@ -113,6 +113,7 @@ def kept(home: Path, text: str) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_runs_of_a_named_server_have_a_worker_with_its_key(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
