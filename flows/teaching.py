@@ -71,7 +71,8 @@ def add_teach(
     inputs = {"rollouts": rollouts}
     inputs |= {f"data.{n}": graph.part.pools.get(n, f"data.{n}") for n in stage.data}
     if any(r["history"] for r in params["routing"]):
-        earlier = [n.id for n in graph.nodes.values() if n.kind == "teach"]
+        beside = {n.id for n in graph.nodes.values() if n.inputs.get("rollouts") == rollouts}
+        earlier = [n.id for n in graph.nodes.values() if n.kind == "teach" and n.id not in beside]
         inputs |= {f"history.{i}": node for i, node in enumerate(earlier)}
     return graph.add(node_id, "teach", params, inputs, seed=graph.program.seed)
 

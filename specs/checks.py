@@ -161,16 +161,31 @@ def sharing(c: Checks, path: KeyPath, stage: Stage) -> None:
         return
     at, name = (*path, "algorithm", "learners", "choose_on"), said.choose_on
     if c.known_set(at, name):
-        asked = evaluated(c).get(name)
-        if asked is None:
+        if name not in evaluated(c):
             c.wrong(at, f"found {name}, which is not evaluated; add it to evaluation.sets or evaluation.at_the_end")
-        elif asked != "evaluation" or c.program.data[name].role == "hidden":
-            by = asked if asked != "evaluation" else "its role (hidden)"
+        elif is_pool(c, name):
+            c.wrong(at, f"found {name}, a pool of single cases; expected a set with a success rate")
+        elif (by := _judges_by(c, name)) is not None:
             c.wrong(at, f"found {name}, which judges by {by}: what chooses a policy cannot judge it as well")
+    flywheel = c.program.flywheel
+    taken = {*c.stages, *(s.id for s in (flywheel.round.stages if flywheel is not None else ()))}
     for k in range(1, len(said.each) + 1):
-        if f"{stage.id}_{k}" in c.stages:
+        if f"{stage.id}_{k}" in taken:
             text = f"found {stage.id}, whose learner {k} is called {stage.id}_{k} as a stage is; choose another name"
             c.wrong((*path, "id"), text)
+
+
+def _judges_by(c: Checks, name: str) -> str | None:
+    """Return by what an evaluated set judges policies: a gate, its role, or the gain that later rounds hang on."""
+    asked, flywheel = evaluated(c)[name], c.program.flywheel
+    if asked != "evaluation":
+        return asked
+    if c.program.data[name].role == "hidden":
+        return "its role (hidden)"
+    if flywheel is None or flywheel.rounds == 1:
+        return None
+    first = next(iter(c.program.evaluation.sets), None)
+    return "flywheel.stop.gain_on" if name == (flywheel.stop.gain_on or first) else None
 
 
 def grown(c: Checks, path: KeyPath, stage: Stage) -> None:
@@ -182,6 +197,10 @@ def grown(c: Checks, path: KeyPath, stage: Stage) -> None:
     if c.program.flywheel is not None:
         text = "is not for programs with a flywheel: cases that it holds back to judge could be among what was made"
         c.wrong(at, f"{text}; leave one of the two out")
+    count = getattr(stage.algorithm, "problems_per_step", 1)
+    if round(growth.share * count) == 0:
+        text = f"found {growth.share:g}, which of {count} problems a step is none; raise it, or problems_per_step"
+        c.wrong((*at, "share"), text)
     sources = [s for name in stage.data if not isinstance(s := c.program.data.get(name), PoolData | None)]
     names = {s.environment for s in sources} & set(c.program.environments)
     specs = [c.program.environments[name] for name in sorted(names)]

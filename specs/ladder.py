@@ -40,9 +40,12 @@ class Rubric(Spec):
 
     @property
     def asked(self) -> list[str] | dict[str, str]:
-        """Return what a teacher is asked for: the dimensions' names, with what is meant by each where something is said."""
+        """Return what a teacher is asked for: the dimensions' names, with what is meant by each where something is said.
+
+        Then in the order of their names, whatever their order in the file: it is in no key, and a stored plan has none.
+        """
         names = list(self.dimensions)
-        return {name: self.about.get(name, "") for name in names} if self.about else names
+        return {name: self.about.get(name, "") for name in sorted(names)} if self.about else names
 
 
 class Listwise(Spec):

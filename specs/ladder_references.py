@@ -72,11 +72,14 @@ def _corrections(c: Checks, path: KeyPath, spec: FromTeacher) -> None:
                 (*path, "keep"), "is not read with samples: 1; ask for more corrections of a failure, or leave it out"
             )
         return
-    teachers = choice(c.program, spec).teachers
+    rules = [rule for rule in choice(c.program, spec).rules if rule.signal == "sample"]
+    teachers = dict.fromkeys(name for rule in rules for name in rule.teachers)
     alike = [name for name in teachers if _always_the_same(c.program, name)]
     text = f"found {rule.samples}, but to the same question {listed(alike)} always gives the same answer"
     if len(alike) == len(teachers):
-        c.wrong((*path, "samples"), f"{text}; write a temperature above 0 for it, or samples: 1")
+        scripted = all(getattr(c.program.teachers[name], "kind", None) == "scripted" for name in alike)
+        way = "ask one that varies" if scripted else "write a temperature above 0 for it"
+        c.wrong((*path, "samples"), f"{text}; {way}, or samples: 1")
     elif alike:
         c.odd((*path, "samples"), text)
 
@@ -86,7 +89,7 @@ def _always_the_same(program: Program, name: str) -> bool:
     teacher: Any = program.teachers.get(name)
     if teacher is None or teacher.kind == "ensemble":
         return teacher is not None and all(_always_the_same(program, member) for member in teacher.members)
-    return teacher.kind == "scripted" or getattr(teacher, "temperature", None) == 0.0
+    return teacher.noise == 0.0 if teacher.kind == "scripted" else getattr(teacher, "temperature", None) == 0.0
 
 
 def _outcome_stays_in_charge(c: Checks, path: KeyPath, weight: float) -> None:

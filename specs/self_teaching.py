@@ -135,7 +135,8 @@ class Learner(Spec):
 class Learners(Spec):
     """Several policies that start alike, evolve in turns, and share what each of them has verified; the best goes on.
 
-    After each turn the verified rollouts of all of them are the experience of the next. A turn's optimiser begins anew.
+    After each turn the verified rollouts of all of them are the experience of the next. A turn begins as a stage does: with a
+    new optimiser and schedules, what `curriculum` and `growth` know, the frozen self, and the policy that `kl_coef` is about.
     """
 
     each: Annotated[list[Learner], Field(min_length=2)] = [Learner(), Learner()]

@@ -171,6 +171,25 @@ def test_rules_with_signals_of_one_loss_are_asked_side_by_side():
     ]
 
 
+def test_what_is_asked_side_by_side_is_no_history_of_one_another():
+    rules = [
+        {"when": "problem.type == 'mail'", "teachers": {"one": 1.0, "two": 1.0}, "history": {"kappa": 1.0}},
+        {"teachers": {"other": 1.0}},
+    ]
+    stage = {"id": "s0", "from": "teach", "algorithm": {"type": "from_teacher", "goal": "succeed", "rounds": 2}}
+    data = changed(SMALL, "stages", [SMALL["stages"][0], stage | {"data": ["train"]}])
+    gives = {"one": "score", "two": "score", "other": "critique"}
+    data = changed(data, "teachers", {n: CLERK | {"gives": [g]} for n, g in gives.items()})
+    found = nodes(plan(changed(data, "routing", rules)))
+    history = {
+        n: sorted(i for k, i in found[n].inputs.items() if k.startswith("history."))
+        for n in found
+        if found[n].kind == "teach"
+    }
+    first = ["s0.teach1.critique", "s0.teach1.score"]
+    assert history == {n: [] for n in first} | dict.fromkeys(("s0.teach2.critique", "s0.teach2.score"), first)
+
+
 def test_several_corrections_of_a_failure_are_in_the_price_and_the_key():
     closed = {"kind": "openai", "model": "m", "base_url": "http://x/v1", "gives": ["sample"], "temperature": 1.0}
     rules = [{}, {"samples": 3}, {"samples": 3, "keep": "best"}]
@@ -190,6 +209,10 @@ def test_what_is_meant_by_a_dimension_is_a_question_of_its_own_and_no_other_trai
     assert made[0]["s0.teach1"].params["asking"]["dimensions"] == ["result", "care"]
     assert made[1]["s0.teach1"].params["asking"]["dimensions"] == {"result": "", **rubrics[1]["about"]}
     assert made[1]["s0.teach1"].params["prompt"] == "score_described@1"
+    turned = {"dimensions": {"care": 0.3, "result": 0.7}, **rubrics[1]}
+    again = nodes(taught({"type": "soft_label", "rubric": turned}))["s0.teach1"]
+    asked = [json.dumps(n.params["asking"]["dimensions"]) for n in (made[1]["s0.teach1"], again)]
+    assert asked[0] == asked[1], "one key is one question"
     assert made[0]["s0"].params == made[1]["s0"].params
     assert "about" not in made[0]["s0"].params["rule"]["rubric"]
 

@@ -31,6 +31,16 @@ POOL = (
 EVALUATED = ("evaluation: {sets: [golden]}", "evaluation: {sets: [golden], at_the_end: [golden, regress]}")
 
 
+SPARE = [
+    (
+        "  golden: {kind: problems",
+        "  spare: {kind: problems, environment: desk, split: golden, size: 9, role: golden}\n  golden: {kind: problems",
+    ),
+    ("evaluation: {sets: [golden]}", "evaluation: {sets: [golden, spare]}"),
+]
+SHARING = ("type: grpo", "type: self_evolve, learners: {choose_on: spare}")
+
+
 def wheel(*pairs: tuple[str, str]) -> tuple[str, str]:
     """Return the replacement that adds the flywheel, changed."""
     text = WHEEL
@@ -70,6 +80,9 @@ HARDEN = "data: {hard: 0.5, train: 0.5}"
         ([wheel(("argument:", "argumnt:"))], "did you mean argument?"),
         ([wheel(("type: grpo", "type: self_evolve, growth: {}"))], "flywheel.round.stages[1].algorithm.growth: is not for programs with a flywheel"),
         ([WITH, ("type: grpo\n", "type: self_evolve\n      growth: {}\n")], "stages[1].algorithm.growth: is not for programs with a flywheel"),
+        ([wheel(SHARING, ("  round:", "  rounds: 2\n  stop: {gain_on: spare}\n  round:")), *SPARE], "flywheel.round.stages[1].algorithm.learners.choose_on: found spare, which judges by flywheel.stop.gain_on"),
+        ([POOL, EVALUATED, ("type: grpo\n", "type: self_evolve\n      learners: {choose_on: regress}\n")], "stages[1].algorithm.learners.choose_on: found regress, a pool of single cases"),
+        ([wheel(SHARING, ("id: mend,", "id: harden_1,")), *SPARE], "flywheel.round.stages[1].id: found harden, whose learner 1 is called harden_1 as a stage is"),
         ([wheel(("do: repair", "do: repare"))], "flywheel.remedies.argument.do: found 'repare', expected repair, prefer, hard_pool"),
         ([wheel(("quota: 10", "qota: 10"))], "flywheel.remedies.argument.qota: unknown key; did you mean quota?"),
         ([wheel((MEND, "data: [anchor]"))], "flywheel.remedies.argument: repair fills the pool repaired, which no stage of the round reads"),

@@ -51,7 +51,7 @@ def test_sound_stages_pass(tmp_path, algorithm):
         ),
         (
             "type: from_teacher\n      signal: sample\n      corrections: {samples: 3}",
-            "samples: found 3, but to the same question clerk always gives the same answer; write a temperature",
+            "samples: found 3, but to the same question clerk always gives the same answer; ask one that varies",
         ),
         ("type: action_distill\n      samples: 1", "one sample disagrees with nothing"),
         (
@@ -85,7 +85,13 @@ def test_several_corrections_of_a_failure_need_a_teacher_that_varies(tmp_path):
     several = "type: from_teacher\n      signal: sample\n      corrections: {samples: 3, keep: best}"
     closed = "  closed: {kind: openai, model: m, base_url: 'http://x/v1', gives: [sample], temperature: 0.7}\n"
     assert not any("the same answer" in str(w) for w in taught(tmp_path, several, roster=closed).warnings)
-    with pytest.raises(ProgramError, match=r"found 3, but to the same question closed always gives"):
+    assert not any(
+        "the same answer" in str(w)
+        for w in taught(tmp_path, several, roster=CLERK.replace("gives", "noise: 0.2, gives")).warnings
+    )
+    with pytest.raises(
+        ProgramError, match=r"to the same question closed always gives the same answer; write a temperature"
+    ):
         taught(tmp_path, several, roster=closed.replace("0.7", "0.0"))
     both = "  two: {kind: ensemble, members: {clerk: 1, closed: 1}, gives: [sample]}\n"
     asks = several.replace("from_teacher", "from_teacher\n      teachers: {clerk: 1, closed: 1}")
@@ -93,6 +99,11 @@ def test_several_corrections_of_a_failure_need_a_teacher_that_varies(tmp_path):
     assert any("to the same question clerk always gives the same answer" in str(w) for w in told)
     asks = several.replace("from_teacher", "from_teacher\n      teachers: {two: 1}")
     assert not any("the same answer" in str(w) for w in taught(tmp_path, asks, roster=CLERK + closed + both).warnings)
+    rules = "routing:\n  - {when: \"problem.type == 'mail'\", teachers: {closed: 1}}\n  - {teachers: {ranks: 1}}\n"
+    roster = closed.replace("0.7", "0.0") + closed.replace("closed:", "ranks:").replace("[sample]", "[rank]") + rules
+    asks = "type: from_teacher\n      corrections: {samples: 3, learn: pairs}"
+    with pytest.raises(ProgramError, match=r"to the same question closed always gives the same answer; write"):
+        taught(tmp_path, asks, roster=roster)
 
 
 def test_what_probabilities_do_not_read_is_told(tmp_path):

@@ -43,6 +43,7 @@ GATE = "      - {metric: success, set: golden, at_least: 0.5}\n"
         ([("type: grpo\n", "type: self_evolve\n      learners: {choose_on: train}\n")], "stages[1].algorithm.learners.choose_on: found train, which is not evaluated; add it to evaluation.sets or evaluation.at_the_end"),
         ([("type: grpo\n", "type: self_evolve\n      learners: {choose_on: gold}\n")], "stages[1].algorithm.learners.choose_on: found 'gold'"),
         ([("type: grpo\n", "type: self_evolve\n      growth: {calls: [2, 6, 7]}\n")], "stages[1].algorithm.growth.calls: found 6, 7, but its problems take 2, 3, 4, 5 calls; name some of these"),
+        ([("type: grpo\n", "type: self_evolve\n      problems_per_step: 4\n      growth: {share: 0.1}\n")], "stages[1].algorithm.growth.share: found 0.1, which of 4 problems a step is none; raise it, or problems_per_step"),
         ([("type: grpo\n", "type: self_evolve\n      growth: {}\n"), ("{kind: order_desk}", "{kind: bfcl}")], "stages[1].algorithm.growth: an environment of kind bfcl makes no new problems"),
         ([("type: grpo\n", "type: self_evolve\n      experience: [rl, rl]\n")], "stages[1].algorithm.experience[1]: rl is named twice"),
         ([("type: sft", "type: quantize"), ("data: [demos]", "data: {demos: 2}")], "stages[0].data: quantize measures on all of its demonstrations alike and reads no weights; write data: [demos]"),
