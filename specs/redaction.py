@@ -15,7 +15,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _VALUE = re.compile(
     r"(?:\b(?:sk|pk|rk)-[A-Za-z0-9_-]{4,}|\bgh[pousr]_\w{6,}|\bgithub_pat_\w{6,}|\bglpat-[\w-]{6,}|\bhf_[A-Za-z0-9]{8,}"
     r"|\bAKIA[0-9A-Z]{12,}|\bxox[abprs]-[\w-]{6,}|\beyJ[\w-]{10,}\.[\w-]+|-----BEGIN [A-Z ]*KEY|\bBearer\s+\S{6,}"
-    r"|://[^/\s:@\[]+:(?!\d*[/?#])[^\s@$]+@)"
+    r"|://[^/\s:\[]*:(?!\d*[/?#])(?:[^\s@$]+@)+)"
 )
 REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME_MAPS = ("environments", "data", "verifiers", "gates", "schedule", "teachers")
@@ -40,7 +40,7 @@ def without_secrets(uri: str) -> str:
 
     What is behind the first colon is a port where only digits stand before a /: such a password is not told from it.
     """
-    return re.sub(r"://(?:[^/\s:@\[]*:(?!\d*(?:[/?#]|$))\S*|[^/\s?#]*)@", "://", uri)
+    return re.sub(r"://(?:[^/\s:\[]*:(?!\d*(?:[/?#]|$))\S*|[^/\s?#]*)@", "://", uri)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,10 @@ class Conduct:
             self.fail(f"agent: wrote more than agent.limits.output_mb ({limit})")
         return self._error is not None
 
+    def grant(self, seconds: float) -> None:
+        """Give it so much more time."""
+        self._deadline += seconds
+
     def fail(self, why: str) -> None:
         """Note that the episode cannot be judged; the first reason counts."""
         self._error = self._error or why

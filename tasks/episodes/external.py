@@ -5,6 +5,7 @@ are sampled together, calls of tools are carried out in order. A program that en
 out of time, is a fault of the infrastructure with its evidence, unless it had been told that a limit was reached.
 """
 
+import contextlib
 import itertools
 import queue
 import time
@@ -68,9 +69,10 @@ def run_external(  # noqa: PLR0913 - as run_episodes
                 crowd.fill(wanted, in_flight)
                 crowd.serve()
                 ended = crowd.reap()
-                if finished is not None:
-                    for place in ended:
-                        finished(crowd.finished[place])
+                if finished is not None and ended:
+                    with crowd.unheard():
+                        for place in ended:
+                            finished(crowd.finished[place])
                 if ended and progress is not None:
                     progress(len(crowd.finished), total)
         finally:
@@ -189,6 +191,15 @@ class _Crowd:
         for place in ended:
             self.finished[place] = self._running.pop(place).finish(self._gateway)
         return ended
+
+    @contextlib.contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Stand around what keeps from serving; the time that it takes is none of the programs'."""
+        began = time.monotonic()
+        with self._gateway.unheard():
+            yield
+        for conduct in self._running.values():
+            conduct.grant(time.monotonic() - began)
 
     def abandon(self) -> None:
         """End the programs of episodes that will not be finished."""

@@ -4,12 +4,13 @@ It reads and refuses in its own threads, and hands what is well-formed on as job
 jobs, talks to sampler and worlds. Every episode has a secret of its own; there is nothing to reach without one.
 """
 
+import contextlib
 import json
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -57,6 +58,8 @@ class Gateway:
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._agent, self._vocabulary, self._temperature = agent, vocabulary, temperature
         self._episodes: dict[str, tuple[Any, float]] = {}
+        self._unheard = False
+        """Requests are not taken up for a while."""
         gateway = self
 
         class Handler(_Handler):
@@ -80,6 +83,17 @@ class Gateway:
         """Take no further requests of an episode."""
         self._episodes.pop(secret, None)
 
+    @contextlib.contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Refuse nobody for want of time while requests are not taken up, and give the time back."""
+        began, self._unheard = time.monotonic(), True
+        try:
+            yield
+        finally:
+            more = time.monotonic() - began
+            self._episodes = {secret: (episode, at + more) for secret, (episode, at) in self._episodes.items()}
+            self._unheard = False
+
     def handle(self, path: str, headers: Mapping[str, str], body: bytes | None) -> tuple[int, dict[str, Any]]:
         """Return status and answer to a request; a body of None is a GET."""
         episode, deadline = self._known(headers)
@@ -87,8 +101,10 @@ class Gateway:
             return self._told(path, episode)
         job = Job(episode, self._read(path, body))
         self.jobs.put(job)
-        if not job.done.wait(max(0.0, deadline - time.monotonic()) + 1.0):
-            raise Refused("the episode's time is over", 408, "deadline")
+        while not job.done.wait(max(0.0, deadline - time.monotonic()) + 1.0):
+            before, (_, deadline) = deadline, self._known(headers)
+            if deadline <= before and not self._unheard:
+                raise Refused("the episode's time is over", 408, "deadline")
         return job.status, job.answer
 
     def _known(self, headers: Mapping[str, str]) -> tuple[Any, float]:

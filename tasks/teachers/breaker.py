@@ -13,6 +13,8 @@ class Breaker:
         self._common = common
         self._most, self._pause = common.limits.failures_in_a_row, common.limits.pause_seconds
         self._trial: Lease | None = None
+        self._who: object = None
+        """The call that tries it."""
 
     @property
     def pause(self) -> float:
@@ -25,15 +27,26 @@ class Breaker:
         """Return whether it is left alone, or one call tries it."""
         return self._common.read().pause is not None
 
-    def trial(self) -> bool:
+    def trial(self, who: object = None) -> bool:
         """Return whether this call is the one that tries it after a pause; others wait for its end."""
-        if self._trial is not None or not self.open or self.pause:
+        if self._trial is not None or not self._due():
             return False
         lease = self._common.lease("trial")
         if not lease.try_acquire():
             return False
-        self._trial = lease
+        if not self._due():  # who tried it just now is told by the state alone
+            lease.release()
+            return False
+        self._trial, self._who = lease, who
         return True
+
+    def leave(self, who: object) -> None:
+        """Note that a call has ended: where it was to try the teacher and never came to, another one may."""
+        if self._who is who:
+            self._end_trial()
+
+    def _due(self) -> bool:
+        return self.open and not self.pause
 
     def good(self) -> None:
         """Note that it answered."""
@@ -59,4 +72,4 @@ class Breaker:
     def _end_trial(self) -> None:
         if self._trial is not None:
             self._trial.release()
-            self._trial = None
+            self._trial = self._who = None

@@ -151,7 +151,7 @@ class _Round:
             await self.first_done.wait()
         async with self.pace.place(lambda: self.ended is not None) as free:
             try:
-                if free and self.ended is None and await self._may_ask():
+                if free and self.ended is None and await self._may_ask(key):
                     known = self.setting.ledger.answer(key)  # another node may have asked it meanwhile
                     reply = await self._asked(key) if known is None else self.client._reply(key, known, 0)
                     if reply is not None:
@@ -159,6 +159,7 @@ class _Round:
             except TeacherError as e:
                 self.ended = self.ended or e
             finally:
+                self.breaker.leave(key)
                 self.first_done.set()
 
     def _note(self, key: str, reply: Reply) -> None:
@@ -166,9 +167,9 @@ class _Round:
         done, total = self.known + len(self.replies), self.known + len(self.calls)
         self.setting.progress(done, total, self.setting.ledger.spent(self.client.name).usd)
 
-    async def _may_ask(self) -> bool:
+    async def _may_ask(self, key: str) -> bool:
         """Wait while the teacher is left alone; return False where the round has ended meanwhile."""
-        while self.breaker.open and not self.breaker.trial():
+        while self.breaker.open and not self.breaker.trial(key):
             if self.ended is not None or self.setting.stop():
                 return False
             await asyncio.sleep(min(_LOOK, max(0.01, self.breaker.pause)))

@@ -193,13 +193,16 @@ class _Round:
 
     async def _one(self, http: httpx.AsyncClient, number: int, question: Question) -> None:
         async with self._pace.place():
-            while self._breaker.open and not self._breaker.trial():
+            while self._breaker.open and not self._breaker.trial(question):
                 await asyncio.sleep(min(_LOOK, max(0.01, self._breaker.pause)))
-            result = await self._asked(http, question)
-            if result.reason in _ABSENT:
-                self._breaker.bad(f"{result.reason}: {result.words}")
-            else:
-                self._breaker.good()
+            try:
+                result = await self._asked(http, question)
+                if result.reason in _ABSENT:
+                    self._breaker.bad(f"{result.reason}: {result.words}")
+                else:
+                    self._breaker.good()
+            finally:
+                self._breaker.leave(question)
             self._take(number, result)
             self._done += 1
             if self._total is not None:

@@ -59,10 +59,10 @@ class Common:
             seat.release()
 
     def read(self) -> State:
-        """Return the state as it is now."""
+        """Return the state as it is now; nothing is known where a power cut or another version left something else."""
         try:
             return State(**json.loads((self.folder / "state.json").read_text(encoding="utf-8")))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, TypeError):
             return State()
 
     @contextlib.contextmanager

@@ -15,7 +15,7 @@ from flows.cli import main
 from flows.nodes import Plan
 from flows.state import State
 from flows.tracking import flatten, points_of, safe_name, short
-from specs.redaction import looks_secret, without_secrets
+from specs.redaction import Redactor, looks_secret, without_secrets
 from tests.flows.toy_program import plan, run
 
 
@@ -281,11 +281,16 @@ def test_params_are_flat_short_and_named_reversibly() -> None:
         text = f"no MLflow at http://me:{password}@host/x"
         assert without_secrets(text) == "no MLflow at http://host/x"
         assert looks_secret(text)
+        assert Redactor().clean(text) == "no MLflow at http(not shown)host/x"
     assert without_secrets("http://me@host/x") == "http://host/x"
+    for text in ("redis://:ke@y@host/0", "redis://me@home:ke/y@host/0"):
+        assert without_secrets(text) == "redis://host/0"
+        assert Redactor().clean(text) == "redis(not shown)host/0"
     for kept in (
         "http://host:80/a@b",
         "http://host/a@b",
         "http://[::1]:80/a@b",
+        "http://host:80, a@b",
         "models:/name@champion",
         "http://h:1?a=b@c",
     ):

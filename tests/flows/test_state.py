@@ -14,6 +14,7 @@ from flows.leases import Lease, Process, driver_lease, process_from, this_proces
 from flows.reconcile import reconcile
 from flows.state import NodeReceipt, RunRecord, State, exit_code, find_home, now
 from specs.errors import BusyError, StateError
+from tasks import processes
 from tasks.processes import end, mark, spawn
 
 
@@ -225,7 +226,10 @@ def test_a_copy_of_a_folder_at_work_leaves_the_processes_of_the_original_alone(t
         child.wait()
 
 
-def test_reconcile_ends_what_a_program_of_a_dead_run_left_in_another_session(tmp_path: Path):
+def test_reconcile_ends_what_a_program_of_a_dead_run_left_in_another_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(processes, "_namespace", lambda: "pid:[of this test]")  # runs of other tests look as well
     state = State(tmp_path / "home")
     state.prepare()
     own = mark("x")

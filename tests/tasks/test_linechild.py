@@ -12,6 +12,7 @@ import pytest
 
 from specs.commands import Command, Limits, ResolvedCommand
 from specs.errors import StateError
+from tasks import processes
 from tasks.linechild import LineChild, LineError
 from tasks.ownprogram import check_files, file_digests, launch_of
 from tasks.processes import end_ownerless, pid_is_free
@@ -278,10 +279,14 @@ def test_what_went_into_another_session_ends_though_its_guard_was_killed(tmp_pat
     assert gone(left)
 
 
-def test_what_went_into_another_session_ends_at_the_next_start_though_guard_and_owner_were_killed(tmp_path):
+def test_what_went_into_another_session_ends_at_the_next_start_though_guard_and_owner_were_killed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(processes, "_namespace", lambda: "pid:[of this test]")  # runs of other tests look as well
     (tmp_path / "own.py").write_text(DETACHED)
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom specs.commands import Command\n"
+        "import sys, time\nfrom pathlib import Path\nfrom specs.commands import Command\nfrom tasks import processes\n"
+        "processes._namespace = lambda: 'pid:[of this test]'\n"
         "from tasks.linechild import LineChild\nfrom tasks.ownprogram import launch_of\n"
         f"c = LineChild(launch_of('environments.mine', Command(command=[sys.executable, 'own.py']), Path({str(tmp_path)!r})), 'x')\n"
         "print(c.ask('leave')['pid'], c._running.child.pid, flush=True)\ntime.sleep(60)\n"

@@ -187,6 +187,19 @@ def test_an_agent_that_fails_is_infrastructure_with_evidence(how, seconds, told)
     assert [w.closed for w in world.opened] == [1]
 
 
+def test_the_time_for_which_nobody_hears_a_program_is_not_its_own(tmp_path):
+    script = own(tmp_path, "import time\ntime.sleep(0.5 * problem['sample'])\nassert 'choices' in chat(user)\n")
+    held = []
+
+    def busy(trajectory):
+        if not held:
+            time.sleep(4.0)
+        held.append(trajectory.status)
+
+    found = run(scripted(FINISH), external(script=script, seconds=2.0), samples=2, finished=busy)
+    assert [t.status for t in found] == held == ["finished", "finished"], [t.error for t in found]
+
+
 def test_a_world_that_fails_is_infrastructure(tmp_path):
     for broken in ("open", "call", "state"):
         found = run(scripted(ADD, FINISH), external(), environment=CounterEnvironment(broken))[0]

@@ -14,8 +14,10 @@ from specs.errors import TeacherError
 from specs.teachers import Limits
 from tasks.processes import kill_pid
 from tasks.teachers.breaker import Breaker
+from tasks.teachers.budget import Caps
 from tasks.teachers.client_scores import Circumstances, ScoresClient
 from tasks.teachers.common import Common
+from tasks.teachers.ledger import OK, CallLedger, Returned
 from tasks.teachers.limits import Pace
 from tasks.teachers.prompt_logprobs import Question
 from tests.tasks.teachers import api
@@ -162,6 +164,70 @@ def test_one_call_tries_for_all_and_a_new_round_begins_anew(tmp_path: Path) -> N
         assert second.open
     with other.enter():
         assert not second.open
+
+
+def test_a_call_that_never_came_to_try_leaves_it_to_another(tmp_path: Path) -> None:
+    one, other = two(tmp_path / "t", failures_in_a_row=1, pause_seconds=0.0)
+    first, second = Breaker("big", one), Breaker("big", other)
+    with one.enter(), other.enter():
+        first.bad("gone")
+        assert first.trial("a")
+        first.leave("b")
+        assert not second.trial("c"), "another call than the one that tries it has ended"
+        first.leave("a")
+        assert second.trial("c")
+        second.good()
+        first.bad("gone")
+        assert first.open, "a failure after that is the first again, and no end"
+
+
+def test_who_comes_too_late_for_a_trial_does_not_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = two(tmp_path / "t", failures_in_a_row=2, pause_seconds=0.0)
+    first, second = Breaker("big", one), Breaker("big", other)
+    with one.enter(), other.enter():
+        first.bad("gone")
+        first.bad("gone")
+        assert first.trial()
+        lease = other.lease
+
+        def meanwhile(name: str) -> Any:
+            first.good()  # after the other one has looked, before it has the lease
+            return lease(name)
+
+        monkeypatch.setattr(other, "lease", meanwhile)
+        assert not second.trial()
+        second.bad("gone")
+        assert not second.open, "one failure is no end"
+
+
+def test_a_trial_that_finds_its_answer_kept_holds_nobody_up(tmp_path: Path) -> None:
+    limits = {"failures_in_a_row": 1, "pause_seconds": 0.3, "attempts": 1, "in_flight": 1}
+    asked = asks(4)
+
+    def act(h: api.Handler, body: api.Body) -> None:
+        if len(server.seen.bodies) == 1:  # another node has the answer to the second question; this one fails
+            ledger = CallLedger(tmp_path / "calls.jsonl")
+            one = client(tmp_path, spec)
+            key = one.key(asked[1].messages("score it"), 0, 0)
+            ledger.end(key, ledger.begin(key, 1, "closed", "other", 0.0, Caps()), Returned(OK, text=GOOD))
+            return api.status(500)(h, body)
+        return api.says(GOOD)(h, body)
+
+    with serving_words(act) as server:
+        spec = teacher(server.url, limits=limits)
+        began = time.monotonic()
+        stop: Callable[[], bool] = lambda: time.monotonic() - began > 20  # noqa: E731
+        replies = client(tmp_path, spec, stop=stop).ask(asked, "score it")
+    assert [r.text for r in replies] == [None, GOOD, GOOD, GOOD]
+
+
+def test_a_damaged_state_is_none(tmp_path: Path) -> None:
+    (one, _), state = two(tmp_path / "t"), tmp_path / "t" / "state.json"
+    for left in ("", '{"other": 1}', "[]"):
+        state.parent.mkdir(exist_ok=True)
+        state.write_text(left)
+        with one.enter():
+            assert Pace(one).held == 0.0
 
 
 def test_a_trial_ends_with_who_tried(tmp_path: Path) -> None:
