@@ -56,7 +56,9 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
         )
         parser.add_argument("--plan", metavar="FILE", help="refuse to run unless this saved plan is still right")
         parser.add_argument(
-            "--scheduled", metavar="NAME", help="run as this schedule does: look anew, and only where there is news"
+            "--scheduled",
+            metavar="NAME",
+            help="run under the name of this schedule: look anew, and only where there is news",
         )
     parser.add_argument("--wait", action="store_true", help="wait while another process runs this program")
     parser.add_argument("--no-services", dest="services", action="store_false", help="without Prefect and MLflow")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from tasks.leases import Lease
 from tasks.teachers.common import Common
 
-_LOOK = 0.01
+_LOOK, _LONGEST_LOOK = 0.01, 0.1
 """Seconds between looks for a place, where other nodes have them all."""
 
 
@@ -40,13 +40,15 @@ class Pace:
                 if given_up():
                     return None
                 await asyncio.sleep(_LOOK)
+            wait = _LOOK
             try:
                 while not given_up():
                     for number in range(self._common.limits.in_flight):
                         if number not in self._held and (place := self._common.lease(f"{number}.place")).try_acquire():
                             self._held.add(number)
                             return number, place
-                    await asyncio.sleep(_LOOK)
+                    await asyncio.sleep(wait)
+                    wait = min(2 * wait, _LONGEST_LOOK)  # each look opens a file for every place that others hold
             finally:
                 turn.release()
         return None
