@@ -13,7 +13,7 @@ from flows.rounds import add_rounds
 from flows.unroll import add_stage
 from specs.data import PoolData, ProblemFile
 from specs.program import Program
-from specs.teacher_references import teachers_data
+from specs.teacher_choice import teachers_data
 
 
 def compile(program: Program, resolution: Resolution) -> Plan:
@@ -118,5 +118,6 @@ def _report(graph: Graph, main: list[str], rounds: list[Json]) -> None:
     params: Json = {
         "program": graph.program.program, "about": graph.program.about,
         "stages": [*stages, *rounds], "gates": list(graph.program.gates),
+        "sets": {f"data.{name}": {"kind": d.kind, "role": d.role} for name, d in graph.program.data.items()},
     }  # fmt: skip
     graph.add("report", "report", params, inputs)

@@ -33,7 +33,7 @@ from specs.reward_models import RewardModel
 from specs.routing import Signal
 from specs.stages import Stage
 from specs.supervised import RFT, SFT, RewardWeighted
-from specs.teacher_references import choice
+from specs.teacher_choice import choice
 
 
 def effective_loss(algorithm: Algorithm, signal: Signal | None = None) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from specs.errors import ProgramError
 from specs.policy import ScratchPolicy
 from specs.served_teacher import ServedModelTeacher
 from specs.stages import Stage
-from specs.teacher_references import learners, named
+from specs.teacher_choice import learners, named
 from specs.teachers import EarlierSelf, ModelTeacher, PrivilegedTeacher
 from specs.trained_teacher import TrainedTeacher
 

@@ -154,7 +154,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
     NodeKind("cases.remedy", 3, "flows.work.remedying:remedy", False, estimates.remedy),
     NodeKind("data.pool", 2, "flows.work.remedying:pool", False, estimates.pool),
     NodeKind("pools.publish", 2, "flows.work.remedying:publish", False, estimates.nothing),
-    NodeKind("report", 2, "flows.work.judging:report", False, estimates.nothing, ("about",)),
+    NodeKind("report", 3, "flows.work.judging:report", False, estimates.nothing, ("about",)),
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from specs.flywheel_references import without_main
 from specs.implicit import flywheel_sets
 from specs.positions import path_text
 from specs.program import Program
-from specs.teacher_references import teachers_data, used_teachers
+from specs.teacher_choice import teachers_data, used_teachers
 
 _LABELS = {"run", "budget", "schedule", "notify", "about", "tags"}
 """Sections that are no part of what a program means."""

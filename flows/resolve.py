@@ -37,7 +37,7 @@ from specs.environments import BFCL
 from specs.errors import ProgramError, StateError
 from specs.policy import PretrainedPolicy
 from specs.program import Program
-from specs.teacher_references import used_teachers
+from specs.teacher_choice import used_teachers
 
 Json = dict[str, Any]
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")

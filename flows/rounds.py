@@ -14,7 +14,7 @@ from flows.unroll import add_stage
 from specs.data import PoolData
 from specs.flywheel import POOLS, Flywheel, StopForRewardFix, pools_read, remedies_in_use
 from specs.supervised import SFT
-from specs.teacher_references import teachers_data
+from specs.teacher_choice import teachers_data
 
 
 @dataclass(frozen=True, slots=True)

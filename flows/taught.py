@@ -13,7 +13,7 @@ from specs.ladder import ActionDistill, Asking, Draws, Fit, FromTeacher, Preferr
 from specs.preference import DPO, IPO, ORPO, Pairing
 from specs.routing import Signal
 from specs.stages import Stage
-from specs.teacher_references import choice
+from specs.teacher_choice import choice
 
 _PLAIN: Json = {"form": "score", "samples": 1}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from specs.errors import ProgramError
 from specs.program import Program
-from specs.teacher_references import choice, learners, named
+from specs.teacher_choice import choice, learners, named
 
 Json = dict[str, Any]
 

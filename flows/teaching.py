@@ -13,7 +13,7 @@ from specs.program import Program
 from specs.prompting import version_for
 from specs.routing import Signal
 from specs.stages import Stage
-from specs.teacher_references import choice, named
+from specs.teacher_choice import choice, named
 
 ACCESS = (
     "base_url", "url", "unencrypted", "api_key", "stream", "top_k", "limits", "price", "cap_usd", "cap_calls", "failure_share",

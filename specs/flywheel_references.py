@@ -28,7 +28,7 @@ from specs.positions import KeyPath, did_you_mean, listed
 from specs.program import Program
 from specs.stages import Stage
 from specs.supervised import RFT, SFT, RewardWeighted
-from specs.teacher_references import learners, named, used_teachers
+from specs.teacher_choice import learners, named, used_teachers
 from specs.verifiers import RewardModelVerifier
 
 _FILLS: dict[Pool, type[Repair | Prefer | HardPool]] = {"repaired": Repair, "pairs": Prefer, "hard": HardPool}

@@ -8,7 +8,7 @@ from specs.ladder import ActionDistill, Fit, FromTeacher, Practice
 from specs.positions import KeyPath, listed
 from specs.program import Program
 from specs.routing import Signal
-from specs.teacher_references import choice, learners
+from specs.teacher_choice import choice, learners
 
 _OF: dict[str, Signal] = {
     "corrections": "sample", "ranking": "rank", "scoring": "score", "critique": "critique", "actions": "action",

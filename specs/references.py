@@ -34,7 +34,8 @@ from specs.positions import KeyPath, Mistake, Position
 from specs.program import Program
 from specs.reward_references import reward_models, verifiers
 from specs.stages import Stage
-from specs.teacher_references import learners, teachers, teachers_data
+from specs.teacher_choice import learners, teachers_data
+from specs.teacher_references import teachers
 
 __all__ = ["check", "expanded"]
 

@@ -7,7 +7,7 @@ Comparisons (`== != < <= > >=`), `in`, `not in`, `and`, `or`, `not`, parentheses
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -126,22 +126,34 @@ def parse(text: str, names: Mapping[str, Type]) -> Expression:
     return Expression(text, _Parser(text, names).whole(), dict(names))
 
 
+def _walk(condition: Expression) -> Iterator[Node]:
+    """Yield all parts of a condition, from left to right."""
+    pending: list[Node] = [condition.root]
+    while pending:
+        part = pending.pop(0)
+        yield part
+        match part:
+            case Compare(_, left, right):
+                pending[:0] = [left, right]
+            case Negation(of):
+                pending[:0] = [of]
+            case Junction(_, of):
+                pending[:0] = of
+            case _:
+                pass
+
+
 def compared(condition: Expression, name: str) -> list[str]:
     """Return the texts that a condition compares a name with as a whole (`==`, `!=`, `in`, `not in`)."""
     found: list[str] = []
-    pending: list[Node] = [condition.root]
-    while pending:
-        match pending.pop():
+    for part in _walk(condition):
+        match part:
             case Compare("==" | "!=", Named(n), Constant(str(value))) | Compare(
                 "==" | "!=", Constant(str(value)), Named(n)
             ):
                 found += [value] if n == name else []
             case Compare("in" | "not in", Named(n), Constant(list(values))):
                 found += [v for v in values if isinstance(v, str)] if n == name else []
-            case Negation(of):
-                pending.append(of)
-            case Junction(_, of):
-                pending += of
             case _:
                 pass
     return found
@@ -149,21 +161,7 @@ def compared(condition: Expression, name: str) -> list[str]:
 
 def mentioned(condition: Expression) -> list[str]:
     """Return the names that a condition reads, each once, as they come."""
-    found: dict[str, None] = {}
-    pending: list[Node] = [condition.root]
-    while pending:
-        match pending.pop(0):
-            case Named(name):
-                found[name] = None
-            case Compare(_, left, right):
-                pending += [left, right]
-            case Negation(of):
-                pending.append(of)
-            case Junction(_, of):
-                pending += of
-            case _:
-                pass
-    return list(found)
+    return list(dict.fromkeys(part.name for part in _walk(condition) if isinstance(part, Named)))
 
 
 def problem_values(problem: "Problem") -> dict[str, Any]:

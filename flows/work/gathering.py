@@ -76,7 +76,7 @@ def gather(node: NodeContext) -> ReportData:
     data.gates = [g for n in found.having("gate.json") if (g := found.json(n, "gate.json")) is not None]
     data.stages = _stages(params["stages"], evaluations)
     data.curves = [c for n in _trained(found) if (c := _curve(found, n)) is not None]
-    data.data = _sets(found)
+    data.data = _sets(found, params["sets"])
     data.apart = next((found.json(n, "apart.json") for n in found.having("apart.json")), None)
     data.tokens = [t for n in found.having("rows.json") for t in _tokens(n, found.json(n, "rows.json") or {})]
     data.preflights = [{"node": n, **(found.json(n, "preflight.json") or {})} for n in found.having("preflight.json")]
@@ -138,14 +138,12 @@ def _curve(found: _Inputs, node: str) -> Curve | None:
     return Curve(node, lines) if lines else None
 
 
-def _sets(found: _Inputs) -> list[dict[str, Any]]:
+def _sets(found: _Inputs, declared: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
     rows = []
     for node in found.having("records.jsonl"):
-        summary = found.json(node, "summary.json") or {}
         with (found.nodes[node] / "records.jsonl").open("rb") as f:
             count = sum(1 for _ in f)
-        name = node.removeprefix("data.")
-        rows.append({"name": name, "kind": summary.get("kind", ""), "role": summary.get("role", ""), "records": count})
+        rows.append({"name": node.removeprefix("data."), **declared[node], "records": count})
     return rows
 
 

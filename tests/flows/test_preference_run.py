@@ -45,3 +45,4 @@ def test_preference_stages_run_and_branches_share_their_pairs(
     text = pages[0].read_text(encoding="utf-8")
     assert "<h3>Pairs</h3>" in text
     assert "problems with pairs" in text
+    assert '<td class="name">train</td><td>problems</td><td>train</td>' in text

@@ -8,7 +8,7 @@ from specs.errors import ProgramError
 from specs.policy import ScratchPolicy
 from specs.prompting import CURRENT, prompt
 from specs.routing import BLACK_BOX
-from specs.teacher_references import choice, used_teachers
+from specs.teacher_choice import choice, used_teachers
 from specs.trained_teacher import TrainedTeacher
 from tests.specs.programs import load, mistakes
 
