@@ -59,7 +59,8 @@ def train(node: NodeContext) -> Outcome:
     newest = node.checkpoints / "newest" / "state.json"
     if newest.exists():
         step = json.loads(newest.read_text())["step"]  # older where kills came between the checkpoint and this
-        assert step <= first, f"newest holds step {step}, which no checkpoint has: the last is {first}"
+        assert step <= first, f"newest holds step {step}, the last checkpoint {first}"
+        assert node.checkpoints / f"step-{step:03d}" in done, f"newest holds step {step}, which no checkpoint has"
     node.metrics.resume_from(first)
     known = {r["step"] for r in rollouts}
     for step in range(first + 1, 31):

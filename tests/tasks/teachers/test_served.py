@@ -5,7 +5,6 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from specs.alignment import Alignment
 from specs.distillation import OPD, Distillation, FullVocabulary, SampledTokens, TopTokens
-from specs.errors import DataError, Interrupted, ProgramError, ServiceError, StateError, TeacherError
+from specs.errors import DataError, Interrupted, ProgramError, StateError, TeacherError
 from specs.optimizer import Optimizer
 from tasks.learning.algorithms import loss_for
 from tasks.learning.learner import Learner
@@ -29,34 +28,18 @@ from tasks.policy.store import LoadedPolicy
 from tasks.protocols import ListingTeacher, TokenScores
 from tasks.teachers.kept_scores import KeptScores
 from tasks.teachers.prompt_logprobs import Question, UnusableError, read
-from tasks.teachers.served_probes import check_encoding, check_fingerprint, check_server, fingerprint
 from tests.tasks.episodes.completions_server import CompletionsServer, Reply
 from tests.tasks.learning.tiny import tiny_model
 from tests.tasks.teachers.scored import (
-    FRAME,
     POLICY,
-    TOKENIZER,
     VOCABULARY,
-    client,
     rows_of,
     serving,
     spans_of,
     teacher,
 )
+from tests.tasks.teachers.spoiled import FINAL, SPOILED, spoiled
 from tests.tasks.tokens.conversations import conversation, side, span, template
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory):
-    with serving(tmp_path_factory.mktemp("model")) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _well(server: CompletionsServer):
-    yield
-    server.on_score, server.tokenizes, server.max_logprobs = None, True, 20
-    server.scored, server.most_at_once, server.keys = [], 0, set()
 
 
 def in_process() -> OpenTeacher:
@@ -206,65 +189,6 @@ def test_a_model_with_other_tokens_is_told_the_text(tmp_path: Path):
 
 
 # --- where the server fails
-
-
-def cut(result: dict[str, Any]) -> Reply:
-    content = json.dumps(result).encode()
-    return Reply(200, content[: len(content) // 2], missing=len(content) // 2)
-
-
-def instead(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a reply with other fields in its choice; None takes one away."""
-
-    def spoil(result: dict[str, Any]) -> dict[str, Any]:
-        changed = {name: value(result["choices"][0]) if callable(value) else value for name, value in fields.items()}
-        choice = {k: v for k, v in (result["choices"][0] | changed).items() if v is not None}
-        return {"choices": [choice]}
-
-    return spoil
-
-
-def last_place(**entry: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a reply whose last place lists other numbers: `own` is the token that stands there."""
-
-    def other(choice: dict[str, Any]) -> list[Any]:
-        (*before, last) = choice["prompt_logprobs"]
-        first, *_ = last
-        return [*before, {first if n == "own" else n.removeprefix("t"): {"logprob": v} for n, v in entry.items()}]
-
-    return instead(prompt_logprobs=other)
-
-
-SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "server_error": (lambda _: Reply(500, b'{"error": {"message": "out of memory"}}'), "teacher_unavailable"),
-    "busy": (lambda _: Reply(429, b"{}", {"Retry-After": "0"}), "rate_limited"),
-    "refused": (lambda _: Reply(400, b'{"error": {"message": "too long"}}'), "bad_request"),
-    "cut": (cut, "teacher_unavailable"),
-    "not_json": (lambda _: Reply(200, b"<html>"), "not_json"),
-    "error_body": (lambda _: {"error": "no"}, "error_body"),
-    "short": (instead(prompt_logprobs=lambda c: c["prompt_logprobs"][:-1]), "other_ids"),
-    "other_ids": (instead(prompt_token_ids=lambda c: [*c["prompt_token_ids"][:-1], 0]), "other_ids"),
-    "own_missing": (
-        instead(
-            prompt_token_ids=None,
-            prompt_logprobs=lambda c: [None, *[{"0": {"logprob": -1.0}}] * (len(c["prompt_logprobs"]) - 1)],
-        ),
-        "other_ids",
-    ),
-    "none": (instead(prompt_logprobs=None), "no_prompt_logprobs"),
-    "null_place": (instead(prompt_logprobs=lambda c: [*c["prompt_logprobs"][:-1], None]), "missing_logprobs"),
-    "nan": (last_place(own=math.nan), "not_finite"),
-    "null": (last_place(own=None), "not_finite"),
-    "infinite": (last_place(own=-math.inf), "not_finite"),
-    "logits": (last_place(own=3.5), "not_probabilities"),
-    "strange": (last_place(own=-1.0, **{f"t{VOCABULARY}": -9.0}), "strange_id"),
-}
-FINAL = ("refused", "nan", "null", "infinite", "logits", "strange")
-
-
-def spoiled(how: str, result: dict[str, Any]) -> Any:
-    """Return what a server that is wrong in one way answers."""
-    return SPOILED[how][0](result)
 
 
 @pytest.mark.parametrize("how", SPOILED)
@@ -437,76 +361,6 @@ def test_a_torn_line_is_asked_anew_and_a_damaged_one_is_told(server: Completions
     path.write_bytes(whole[:40].replace(b'"key"', b'"kez"') + b"\n" + whole)
     with pytest.raises(StateError, match="damaged record"):
         KeptScores(tmp_path / "scores")
-
-
-# --- proofs before anything is paid
-
-
-def test_the_right_server_proves_itself(server: CompletionsServer):
-    asked = client(server.url)
-    found = check_server(asked)
-    assert (found.engine, found.root) == ("tiny-1", str(server.folder))
-    check_encoding(asked, TOKENIZER, FRAME)
-    probe = fingerprint(asked, TOKENIZER, 20)
-    assert len(probe.ids) == 64
-    check_fingerprint(asked, probe, VOCABULARY, 0)
-
-
-def test_a_server_without_tokenize_proves_its_tokens_by_prompts(server: CompletionsServer):
-    server.tokenizes = False
-    check_encoding(client(server.url), TOKENIZER, FRAME)
-
-    def untold(_: int, result: dict[str, Any]) -> Any:
-        result["choices"][0].pop("prompt_token_ids", None)
-        return result
-
-    server.on_score = untold
-    check_encoding(client(server.url), TOKENIZER, FRAME)
-    other = side("builtin/compact@1", template())
-    with pytest.raises(ProgramError, match=r"teachers\.big: its server cuts .* into .*the policy's tokenizer into"):
-        check_encoding(client(server.url), *other)
-
-
-def test_other_tokens_are_refused(server: CompletionsServer):
-    other = side("builtin/compact@1", template())
-    with pytest.raises(ProgramError, match=r"it has another tokenizer\. Write teachers\.big\.tokenizer"):
-        check_encoding(client(server.url), *other)
-
-
-def test_other_models_and_other_servers_are_refused(server: CompletionsServer):
-    with pytest.raises(ProgramError, match=r"teachers\.big\.model: its server has no 'huge'; expected one of tiny"):
-        check_server(client(server.url, model="huge"))
-    with pytest.raises(ProgramError, match=r"found 96, but its server takes 96 tokens.*--max-model-len 97"):
-        check_server(client(server.url, max_length=96))
-    with pytest.raises(ServiceError, match=r"no whole reply .*teachers\.big\.url"):
-        check_server(client("http://127.0.0.1:9"))
-    with pytest.raises(ServiceError, match=r"there is no /v1/models"):
-        check_server(client(f"{server.url}/elsewhere"))
-    server.max_logprobs = 5
-    with pytest.raises(ServiceError, match=r"too much is asked for: 20 logprobs.*--max-logprobs 20"):
-        fingerprint(client(server.url), TOKENIZER, 20)
-
-
-def test_other_weights_under_the_same_name_are_refused(server: CompletionsServer):
-    probe = fingerprint(client(server.url), TOKENIZER, 0)
-    before, other = server.model, copy.deepcopy(server.model)
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight.mul_(2.0)
-    server.model = other
-    try:
-        with pytest.raises(
-            ProgramError, match=r"other weights are served as 'tiny'\. Write another teachers\.big\.revision"
-        ):
-            check_fingerprint(client(server.url), probe, VOCABULARY, 0)
-    finally:
-        server.model = before
-
-
-def test_a_server_of_logits_is_refused(server: CompletionsServer):
-    server.on_score = lambda number, result: spoiled("logits", result)
-    with pytest.raises(ServiceError, match=r"not_probabilities.*started with logprobs, not logits"):
-        fingerprint(client(server.url), TOKENIZER, 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"choices": []}', b'{"choices": [{"prompt_logprobs": [3]}]}'])
