@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -193,14 +194,20 @@ def test_report_shows_results_and_escapes_what_models_wrote(tmp_path: Path):
     (trained.parent / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 3, "val')
     decided = node(tmp_path, gate_params(LEAST), {"candidate.rl.hidden": inputs["eval.rl.hidden"]})
     judging.gate(decided)
-    inputs |= {"sft": trained, "gate.ship": decided.out}
+    shown = tmp_path / "n" / "demos" / "out"
+    shown.mkdir(parents=True)
+    (shown / "records.jsonl").write_text("{}\n" * 3)
+    inputs |= {"sft": trained, "gate.ship": decided.out, "data.demos": shown}
     stages = [{"id": "sft", "type": "sft", "from": None}, {"id": "rl", "type": "grpo", "from": "sft"}]
-    params = {"program": "desk", "about": "a <script>", "stages": stages, "gates": ["ship"]}
+    sets = {"data.demos": {"kind": "demonstrations", "role": "train"}}
+    params = {"program": "desk", "about": "a <script>", "stages": stages, "gates": ["ship"], "sets": sets}
     context = node(tmp_path, params, inputs, "report")
     outcome = judging.report(context)
     page, whole = ((context.out / p).read_text() for p in ("report.html", "notes/report.html"))
     assert any("line 4 of its metrics" in n for n in outcome.notes)
     assert "Passed" in page
+    rows = [re.findall(r">\s*([^<>\s][^<>]*?)\s*<", r) for r in page.split("<tr")]
+    assert [r[:4] for r in rows if r[:1] == ["demos"]] == [["demos", "demonstrations", "train", "3"]]
     assert "<script" not in page
     assert "a &lt;script&gt;" in page
     assert "&lt;b&gt;7&lt;/b&gt;" in page
@@ -218,7 +225,7 @@ def test_report_shows_results_and_escapes_what_models_wrote(tmp_path: Path):
 def test_a_report_without_anything_still_says_so(tmp_path: Path):
     damaged = fake_evaluation(tmp_path / "bad", {1}, "b")
     spoil_missing(damaged)
-    params = {"program": "desk", "about": "", "stages": [{"id": "sft", "type": "sft"}], "gates": []}
+    params = {"program": "desk", "about": "", "stages": [{"id": "sft", "type": "sft"}], "gates": [], "sets": {}}
     context = node(tmp_path, params, {"eval.sft.hidden": damaged}, "report")
     judging.report(context)
     page = (context.out / "report.html").read_text()
