@@ -200,7 +200,7 @@ def _fit(
     lengths = [r.length for r in rows]
     sets = [r.source for r in rows]
     plan = batch_plan(lengths, spec.batch, spec.epochs, node.seed, sets=sets, weights=mixture)
-    learner = training.learner_for(node, policy, spec.optimizer, len(plan))
+    learner = training.learner_for(node, policy, spec.optimizer, len(plan), rounded_logits=True)
     mean = reward_weighted.AGGREGATION[spec.denominator] if isinstance(spec, RewardWeighted) else spec.aggregation
     done = fit_supervised(learner, rows, plan, loss_for(spec), mean, hooks=inputs.hooks(node))
     inputs.save_result(node, policy, learner, list(rows))

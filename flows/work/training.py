@@ -12,10 +12,17 @@ from tasks.policy.store import LoadedPolicy
 
 
 def learner_for(
-    node: NodeContext, policy: LoadedPolicy, optimizer: Optimizer, steps: int, *, values: bool = False
+    node: NodeContext,
+    policy: LoadedPolicy,
+    optimizer: Optimizer,
+    steps: int,
+    *,
+    values: bool = False,
+    rounded_logits: bool = False,
 ) -> Learner:
     """Return the learner of a policy; `values`: with a head for them. With an adapter, `policy.model` stays what the stage starts from.
 
+    `rounded_logits`: see `Learner`.
     `learner.plain()` is the model for samplers; `inputs.save_result` writes what was trained.
     """
     run, spec = inputs.execution(node), inputs.policy_spec(node).adapter
@@ -28,6 +35,7 @@ def learner_for(
         precision=inputs.precision(node, "precision"),
         micro_batch_tokens=run.micro_batch_tokens,
         device=inputs.device(node),
+        rounded_logits=rounded_logits,
     )
 
 

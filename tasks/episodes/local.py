@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specs.errors import ProgramError, RolloutError
 from tasks.episodes.drawing import draw
@@ -67,6 +68,7 @@ class LocalSampler:
         self._version = self._first_version = version
         self._loads = 0
         self._model = self._own(policy.model)
+        self._head_VD = self._head(policy.model)
         self._device = self._model.embed.weight.device
         self._sessions: dict[int, _Session] = {}
         self._cache: KVCache | None = None
@@ -78,6 +80,11 @@ class LocalSampler:
     def _own(self, model: Llama) -> Llama:
         dtype = DTYPES[self._precision]
         return model if model.embed.weight.dtype == dtype else copy.deepcopy(model).to(dtype)
+
+    def _head(self, model: Llama) -> Tensor:
+        """Return the output layer in fp32 at any precision: rounded logits would be another policy than the trainer's."""
+        own = self._model.head_weight
+        return own if own.dtype == torch.float32 else model.head_weight.detach().float().clone()
 
     @property
     def policy_version(self) -> str:
@@ -106,6 +113,7 @@ class LocalSampler:
         else:
             for own, other in zip(self._model.parameters(), model.parameters(), strict=True):
                 own.copy_(other)
+        self._head_VD = self._head(model)
         self._version = version
         self.forget()
 
@@ -217,7 +225,8 @@ class LocalSampler:
         noise = torch.from_numpy(uniforms(seeds, max(r.limit for r in rows))).to(device)
         size, column = len(rows), 0
         while True:
-            drawn = draw(self._model.head(states_BD), temperatures[:size], noise[:size, column])
+            logits_BV = functional.linear(states_BD.float(), self._head_VD)
+            drawn = draw(logits_BV, temperatures[:size], noise[:size, column])
             alive = self._append(rows[:size], *drawn)
             column += 1
             if alive == 0:

@@ -84,7 +84,9 @@ class Learner:
         precision: Literal["fp32", "bf16"] = "fp32",
         micro_batch_tokens: int = 8192,
         device: str = "cpu",
+        rounded_logits: bool = False,
     ) -> None:
+        """`rounded_logits`: the loss takes no ratio of two policies, so that bf16 may round its logits too."""
         self.model = model.to(device)
         self.total_steps = total_steps
         self.step_index = 0
@@ -95,6 +97,7 @@ class Learner:
         self.optimizer = optimizer
         self._device = torch.device(device)
         self._bf16 = precision == "bf16"
+        self._rounded_logits = rounded_logits
         self._tokens = micro_batch_tokens
         self._entropy_gradient = False
         self._merged: Merged | None = None
@@ -244,7 +247,11 @@ class Learner:
             if bool((temperatures != 1.0).any()):
                 states_ND = states_ND.float() / temperatures[micro.cells_N // micro.shape[1]].to(move)[:, None]
             return selected_logprobs(
-                states_ND, model.head_weight, micro.targets_N.to(move), entropy_gradient=self._entropy_gradient
+                states_ND,
+                model.head_weight,
+                micro.targets_N.to(move),
+                entropy_gradient=self._entropy_gradient,
+                rounded_logits=self._rounded_logits,
             )
 
     def _states(self, model: Llama, micro: MicroBatch) -> Tensor:

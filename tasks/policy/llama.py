@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tasks.policy.attention import attention
 from tasks.policy.config import LlamaConfig
+from tasks.policy.norm import rms_norm
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_BTHE, k_BTKE, v_BTKE) -> BT(HE)."""
@@ -28,7 +29,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x scaled to unit mean square, times the weight."""
-        return functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Block(nn.Module):

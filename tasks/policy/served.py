@@ -25,6 +25,7 @@ def export_for_server(policy: LoadedPolicy, folder: Path, precision: Precision, 
     template = policy.template
     config = config_to_hf(policy.config, pad_id=template.pad_id, stop_id=template.stop_ids[0])
     config |= {"tie_word_embeddings": False, "dtype": SERVER_DTYPES[precision]}
+    config |= {"head_dtype": "float32"}  # vLLM's: rounded logits would be another policy than the trainer's
     decode = policy.tokenizer.decode
     words = {"eos_token": decode([template.stop_ids[0]]), "pad_token": decode([template.pad_id])}
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **words}

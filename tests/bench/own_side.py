@@ -42,6 +42,7 @@ def measured(setting: Made) -> Made:
         len(setting["steps"]),
         precision=setting["precision"],
         micro_batch_tokens=setting["micro_batch_tokens"],
+        rounded_logits=setting["what"] == "sft",
     )
     made: Made = {"seconds": [], "cpu": [], "found": [], "loaded_mb": resident_mb()}
     step = {"sft": _sft, "grpo": _grpo, "opd": _opd}[setting["what"]](setting, policy, learner)

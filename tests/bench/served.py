@@ -22,11 +22,13 @@ import torch
 
 from flows import services
 from flows.model_servers import Caller, ModelServer
+from specs.optimizer import Optimizer
 from specs.policy import PretrainedPolicy
 from specs.run import VLLMSampling
 from tasks.episodes.local import LocalSampler
-from tasks.episodes.probes import expected_logprobs
 from tasks.episodes.vllm_sampler import Asking, VLLMSampler
+from tasks.learning.learner import Learner
+from tasks.learning.rows import TrainingRow
 from tasks.policy.initial import from_pretrained
 from tasks.policy.store import LoadedPolicy, Precision
 from tasks.protocols import Completion, SampleRequest, SamplingSettings
@@ -55,15 +57,22 @@ def cpu_seconds(pid: int) -> float:
     return sum(t.user + t.system for t in times)
 
 
-def gaps(policy: LoadedPolicy, asked: list[SampleRequest], got: list[Completion], precision: str) -> list[float]:
+def gaps(policy: LoadedPolicy, asked: list[SampleRequest], got: list[Completion], precision: Precision) -> list[float]:
     """Return by completion the mean over its tokens of exp(d) - 1 - d, with d the trainer's logprob less the sampler's."""
+    learner = Learner(policy.model, Optimizer(learning_rate=1e-5), 1, precision=precision)
+    rows = [_row(str(i), r, c) for i, (r, c) in enumerate(zip(asked, got, strict=True))]
     found: list[float] = []
-    for request, completion in zip(asked, got, strict=True):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            own = expected_logprobs(policy.model, request.ids, completion.ids, request.settings.temperature)
-        d = torch.tensor(own, dtype=torch.float64) - torch.tensor(completion.logprobs, dtype=torch.float64)
+    for completion, own in zip(got, learner.logprobs(rows), strict=True):
+        of_trainer = torch.tensor(own[-len(completion.ids) :], dtype=torch.float64)
+        d = of_trainer - torch.tensor(completion.logprobs, dtype=torch.float64)
         found.append(float((d.exp() - 1 - d).mean()))
     return found
+
+
+def _row(name: str, request: SampleRequest, completion: Completion) -> TrainingRow:
+    mask = [False] * len(request.ids) + [True] * len(completion.ids)
+    ids, temperature = [*request.ids, *completion.ids], request.settings.temperature
+    return TrainingRow(name, "", ids, mask, temperature=temperature)
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
@@ -142,7 +151,8 @@ def compare(
             print(
                 json.dumps({"round": number, "sampler": name, "tokens_s": per_second, "per_cpu_s": per_cpu}), flush=True
             )
-            for trainer in {precision, "fp32"}:
+            trainers: set[Precision] = {precision, "fp32"}
+            for trainer in trainers:
                 apart.setdefault(f"{name}_{trainer}", []).extend(gaps(policy, asked, got, trainer))
     served.close()
     medians = {name: round(statistics.median(values), 1) for name, values in wall.items()}

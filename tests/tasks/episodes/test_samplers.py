@@ -121,6 +121,21 @@ def test_new_weights_use_nothing_computed_before():
         sampler.load_weights(counter_policy(max_length=50).model)
 
 
+def test_bf16_keeps_its_logits_in_fp32():
+    policy = counter_policy()
+    with torch.no_grad():
+        policy.model.embed.weight.mul_(20)  # logits whose steps in bf16 are wide
+    sampler = LocalSampler(policy, "v", "bf16")
+    one = SamplingSettings(1.0, 1, ())
+    gaps: list[float] = []
+    for i, found in enumerate(sampler.generate([SampleRequest(i, prompt(i), i, one) for i in range(32)])):
+        with torch.inference_mode():
+            state = sampler._model.hidden(torch.tensor([prompt(i)]))[0, -1].float()
+            own = (policy.model.head_weight @ state).log_softmax(-1)[found.ids[0]]
+        gaps.append(abs(float(own) - found.logprobs[0]))
+    assert max(gaps) < 1e-3
+
+
 def test_bf16_samples_from_a_copy_that_follows():
     policy, other = counter_policy(), counter_policy(seed=9)
     sampler = LocalSampler(policy, "v", "bf16")
