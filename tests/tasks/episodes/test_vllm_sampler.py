@@ -13,7 +13,8 @@ from tasks.episodes.completions import CompletionsClient
 from tasks.episodes.local import LocalSampler
 from tasks.episodes.loopback import JSONHandler, LoopbackServer
 from tasks.episodes.vllm_sampler import VLLMSampler, read_choice
-from tasks.policy.served import export_for_server
+from tasks.policy.served import export_for_server, untied_weights
+from tasks.policy.store import Precision
 from tasks.protocols import SampleRequest, SamplingSettings
 from tests.tasks.episodes.completions_server import CompletionsServer
 from tests.tasks.episodes.counter_world import counter_policy
@@ -96,14 +97,34 @@ def test_a_tied_output_layer_that_is_not_reloaded_is_found(tmp_path: Path) -> No
         sampler.load_weights(OTHER.model, "v2")
 
 
-def test_what_is_exported_for_a_server_is_untied_and_the_same_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_what_is_exported_for_a_server_is_untied_and_the_same_policy(
+    tmp_path: Path, precision: Precision, dtype: torch.dtype
+) -> None:
     from safetensors.torch import load_file
 
-    export_for_server(POLICY, tmp_path, "bf16", max_length=96)
+    export_for_server(POLICY, tmp_path, precision, max_length=96)
     weights = load_file(tmp_path / "model.safetensors")
-    assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
-    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
+    off = weights["lm_head.weight"].float() - weights["model.embed_tokens.weight"].float()
+    torch.testing.assert_close(off, off[:1].expand_as(off), atol=4e-3 if precision == "bf16" else 0.0, rtol=0)
+    assert {w.dtype for w in weights.values()} == {dtype}
     assert '"tie_word_embeddings": false' in (tmp_path / "config.json").read_text()
+
+
+def test_what_logits_share_is_taken_off_before_they_are_rounded() -> None:
+    policy = counter_policy()
+    with torch.no_grad():
+        policy.model.embed.weight += 2.0  # every logit is large, and they differ by little
+        states = policy.model.hidden(torch.tensor([prompt(i) for i in range(20)]))[:, -1]
+        wanted = policy.model.head(states).log_softmax(-1)
+    apart: list[float] = []
+    for weight in (
+        policy.model.head_weight.detach().bfloat16(),
+        untied_weights(policy.model, "bf16")["lm_head.weight"],
+    ):
+        found = (states.bfloat16() @ weight.t()).float().log_softmax(-1)
+        apart.append(float((found - wanted).abs().mean()))
+    assert apart[1] < apart[0] / 4
 
 
 @pytest.mark.parametrize(
