@@ -36,8 +36,9 @@ class _Causal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        shape = ctx.saved_tensors[0].shape
-        q, k, v, to_out = (t.reshape(-1, *shape[-2:]) for t in (*ctx.saved_tensors, *gradients))
+        saved: tuple[Tensor, ...] = ctx.saved_tensors  # once: gradient checkpointing gives them no second time
+        shape = saved[0].shape
+        q, k, v, to_out = (t.reshape(-1, *shape[-2:]) for t in (*saved, *gradients))
         scale, length = shape[-1] ** -0.5, shape[-2]
         q = q * scale
         to_q, to_k, to_v = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))

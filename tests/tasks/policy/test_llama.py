@@ -115,6 +115,23 @@ def test_states_asked_for_alone_are_those_of_the_whole_with_the_same_gradient(ch
         same(part.step(ids, torch.arange(9).expand(3, -1), cache, 9, at), expected)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_checkpointing_gives_the_same_gradient_to_the_bit(bf16):
+    ids = torch.randint(0, 97, (3, 9), generator=torch.Generator().manual_seed(4))
+    models = [noisy(CONFIGS[1]) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    models[1].checkpointing = True
+    for model in models:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            loss = model.hidden(ids).square().sum()
+        loss.backward()
+    for one, other in zip(*(m.named_parameters() for m in models), strict=True):
+        if one[0] != "lm_head.weight":
+            assert one[1].grad is not None
+            assert other[1].grad is not None
+            assert torch.equal(one[1].grad, other[1].grad), one[0]
+
+
 def test_too_long_is_said():
     model = noisy(CONFIGS[0])
     with pytest.raises(AssertionError, match="41 tokens, but only 40 positions"):
