@@ -12,11 +12,13 @@ def rollouts(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
 
 
 def lessons(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
-    """Estimate what is made of corrections or orders: worlds are opened again for each correction."""
+    """Estimate what is made of corrections or orders: worlds are opened again for each correction, also for those not kept."""
     known, draws = sizes.count(params["data"]), params["draws"]
     count = min(draws["problems"] or known, known) * draws["samples"]
-    parts = {"process": PROCESS_GB}
-    return Estimate(memory_gb=PROCESS_GB, disk_mb=count * 1.5e-3, seconds=2.0 + count / 800, memory_parts=parts)
+    rule = ({params["signal"]: params["rule"]} | params.get("beside", {})).get("sample", {})
+    tried, parts = count * rule.get("samples", 1), {"process": PROCESS_GB}
+    kept = tried if rule.get("keep") == "all" else count
+    return Estimate(memory_gb=PROCESS_GB, disk_mb=kept * 1.5e-3, seconds=2.0 + tried / 800, memory_parts=parts)
 
 
 def corrected(params: Mapping[str, Any], sizes: Sizes) -> Estimate:

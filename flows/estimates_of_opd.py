@@ -13,7 +13,7 @@ _CHUNK = 2e6
 
 
 def opd(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
-    """Estimate the rollouts, the updates, and one pass of each teacher over every step."""
+    """Estimate the rollouts, the updates, and what each teacher takes, at its own size, to score every step."""
     made = _policy_gradient(params, sizes)
     algorithm = params["algorithm"]
     teachers = teacher_memory(params, sizes)
@@ -21,7 +21,8 @@ def opd(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
     passes = algorithm["updates_per_batch"] if algorithm["over"]["kind"] != "sampled" else 1
     here = _in_process(params)
     calls = made.rollouts * (len(params["teachers"]) - len(here))
-    seconds = made.seconds + len(here) * passes * third / max(1.0, _rate(sizes.shape)) + calls * _CALL_SECONDS
+    scored = sum((passes + _cover_passes(t)) * third / max(1.0, _rate(_shape(t, sizes))) for t in here)
+    seconds = made.seconds + scored + calls * _CALL_SECONDS
     parts = made.memory_parts | teachers
     return Estimate(
         rollouts=made.rollouts, tokens=made.tokens, teacher_calls=calls, disk_mb=made.disk_mb, seconds=seconds,
@@ -42,9 +43,19 @@ def _rate(shape: Shape) -> float:
     return 25_000 * (0.85e6 / shape.parameters) ** 0.8
 
 
+def _shape(teacher: Mapping[str, Any], sizes: Sizes) -> Shape:
+    return Shape(**teacher["shape"]) if teacher.get("shape") else sizes.shape
+
+
+def _cover_passes(teacher: Mapping[str, Any]) -> float:
+    """Return the most passes over a whole trajectory that other ways of writing it take; each reads about half of one."""
+    align = teacher.get("align") or {"score": "canonical"}
+    return align["max_cover_passes"] / 2 if align["score"] == "covers" else 0.0
+
+
 def teacher_memory(params: Mapping[str, Any], sizes: Sizes) -> dict[str, float]:
     """Return what the teachers of a node hold: weights, and the logits of a chunk."""
-    shapes = [Shape(**t["shape"]) if t.get("shape") else sizes.shape for t in _in_process(params)]
+    shapes = [_shape(t, sizes) for t in _in_process(params)]
     if not shapes:
         return {}
     return {

@@ -21,6 +21,8 @@ def reconcile(state: State, program: str) -> list[str]:
         remove_temporaries(folder)  # only what dead processes left, so that other programs may be at work
     for folder in list(leftovers.served(state.home)):
         leftovers.remove_served(folder)
+    for folder in list(leftovers.evaluations(state.home)):
+        leftovers.remove_evaluation(folder)
     if (left := end_ownerless()) > 0:
         said.append(f"processes that a program of a dead run had left were ended: {left}")
     said += _last_run(state, program)

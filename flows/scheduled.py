@@ -32,6 +32,7 @@ from flows.scheduling import (
 )
 from flows.state import State, now
 from specs.errors import TutelageError
+from specs.schedule import BY_HAND
 from tasks.processes import PIPE, Child, ask_to_end, end, spawn
 
 STOP_SECONDS = 12.0
@@ -59,7 +60,7 @@ def _name() -> str:
 
     asked = flow_run.parameters or {}
     due = flow_run.scheduled_start_time
-    return f"{asked.get('program')} {asked.get('schedule', 'by-hand')} {due:%Y-%m-%d %H:%M:%S}"
+    return f"{asked.get('program')} {asked.get('schedule', BY_HAND)} {due:%Y-%m-%d %H:%M:%S}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def scheduled(  # noqa: PLR0913 - the parameters of its deployments
     home: str,
     code: str,
     notify: dict[str, Any] | None = None,
-    schedule: str = "by-hand",
+    schedule: str = BY_HAND,
     overlap: Literal["skip", "wait"] = "skip",
     catchup: Literal["latest", "none"] = "latest",
     rounds_only: bool = False,  # noqa: FBT001

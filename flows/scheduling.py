@@ -56,8 +56,8 @@ def state_named(outcome: str, message: str) -> Any:
 
 def driver_command(file: str, schedule: str, *, wait: bool, rounds_only: bool) -> list[str]:
     """Return the command that runs a program as its schedule asks; it ends when its stdin closes."""
-    more = [*(["--wait"] if wait else []), *(["--rounds-only"] if rounds_only else [])]
-    return [sys.executable, "-m", "flows.tethered", "run", file, "--scheduled", schedule, *more]
+    asked = ["--wait" if wait else "--no-wait", "--rounds-only" if rounds_only else "--no-rounds-only"]
+    return [sys.executable, "-m", "flows.tethered", "run", file, "--scheduled", schedule, *asked]
 
 
 def driver_environment(home: Path) -> dict[str, str]:

@@ -32,30 +32,35 @@ def with_tokens(
         for name in (n for n in named(program, learner) if n in found):
             before, own = known.get(name, {}), found[name]
             same = (before.get("digest"), before.get("tokens_of")) == (own["digest"], policy["digest"])
-            if not same and (apart := _difference(open_path(policy["path"]), open_path(own["path"]))) is not None:
-                place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
-                raise ProgramError(
-                    f"{where(f'teachers.{name}')}: its tokens are not the policy's ({apart}), so that their distributions "
-                    f"cannot be compared ({place}.over: {{kind: {over.kind}}}); write over: {{kind: sampled}}, which compares "
-                    "texts, or name a teacher with the policy's tokenizer"
-                )
+            if not same:
+                files = _file(open_path(policy["path"])), _file(open_path(own["path"]))
+                if not all(file.is_file() for file in files):
+                    continue  # the node that reads it tells
+                if (apart := _difference(*files)) is not None:
+                    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
+                    raise ProgramError(
+                        f"{where(f'teachers.{name}')}: its tokens are not the policy's ({apart}), so that their "
+                        f"distributions cannot be compared ({place}.over: {{kind: {over.kind}}}); write over: "
+                        "{kind: sampled}, which compares texts, or name a teacher with the policy's tokenizer"
+                    )
             found[name] = own | {"tokens_of": policy["digest"]}
     return found
 
 
+def _file(path: Path) -> Path:
+    return path / "tokenizer.json" if path.is_dir() else path
+
+
 def _difference(policy: Path, teacher: Path) -> str | None:
-    """Return in words how two tokenizers differ; None where they do not, or one is missing, which the node tells that reads it."""
+    """Return in words how the tokenizers in two files differ; None where they do not."""
     from tasks.policy.gguf_tokenizer import read_tokenizer
     from tasks.tokens.bytes import AnyTokenizer
     from tasks.tokens.equality import difference
 
-    found: list[AnyTokenizer] = []
-    for path in (policy, teacher):
-        file = path / "tokenizer.json" if path.is_dir() else path
-        if not file.is_file():
-            return None
-        gguf = file.suffix == ".gguf"
-        found.append(
-            AnyTokenizer.from_json(read_tokenizer(file).to_json(), str(file)) if gguf else AnyTokenizer.load(file)
-        )
+    found = [
+        AnyTokenizer.from_json(read_tokenizer(file).to_json(), str(file))
+        if file.suffix == ".gguf"
+        else AnyTokenizer.load(file)
+        for file in (policy, teacher)
+    ]
     return difference(found[0], found[1])

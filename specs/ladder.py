@@ -151,6 +151,10 @@ class Actions(Spec):
     listwise: Listwise = Listwise()
 
 
+TOGETHER: tuple[tuple[WordSignal, WordSignal], ...] = (("critique", "score"), ("rank", "sample"))
+"""Signals that one loss may train on both of: advantages, pairs."""
+
+
 class Asking(Spec):
     """What a teacher is asked in a node: part of what is kept."""
 
@@ -226,17 +230,15 @@ class FromTeacher(Lessons):
 
     def apart(self, signals: Sequence[Signal]) -> str | None:
         """Return None where one loss trains on all of these: advantages of critiques and scores, pairs of corrections and orders."""
-        if set(signals) == {"critique", "score"}:
+        if set(signals) not in [set(pair) for pair in TOGETHER]:
+            return super().apart(signals)
+        if "critique" in signals:
             same = self.critique.practice == self.scoring.practice
             return None if same else "write the same practice for critique and scoring"
-        if set(signals) == {"rank", "sample"}:
-            same = self.corrections.learn == "pairs" and self.corrections.prefer == self.ranking.prefer
-            return (
-                None
-                if same
-                else "write corrections: {learn: pairs}, with the prefer of ranking, so that both make pairs"
-            )
-        return super().apart(signals)
+        same = self.corrections.learn == "pairs" and self.corrections.prefer == self.ranking.prefer
+        return (
+            None if same else "write corrections: {learn: pairs}, with the prefer of ranking, so that both make pairs"
+        )
 
 
 class SoftLabel(Lessons):

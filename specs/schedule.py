@@ -8,6 +8,8 @@ from pydantic import AfterValidator
 from specs.base import Flag, Spec
 from specs.positions import did_you_mean
 
+BY_HAND = "by-hand"
+"""What a run of a deployment is called that no schedule asked for."""
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (

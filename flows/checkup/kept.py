@@ -60,6 +60,11 @@ def left_over(home: Path) -> Iterator[Finding]:
             "temporary", "note", str(folder), "weights for a server, left by a node that is gone",
             "the next run clears it", partial(leftovers.remove_served, folder),
         )  # fmt: skip
+    for folder in leftovers.evaluations(home):
+        yield Finding(
+            "temporary", "note", str(folder), "rollouts of an interrupted evaluation that nobody goes on with",
+            "the next run clears it", partial(leftovers.remove_evaluation, folder),
+        )  # fmt: skip
 
 
 def _remove(folder: Path) -> bool:

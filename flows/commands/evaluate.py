@@ -16,11 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flows import lookup
+from flows import leftovers, lookup
 from flows.commands.bounds import at_least, not_negative
 from flows.compile import compile as compile_program
 from flows.context import MetricSpool, NodeContext, Outcome
-from flows.durable import remove_dir, replace_dir, temporary
+from flows.durable import remove_dir, replace_dir, temporary, write_json
 from flows.leases import Lease
 from flows.nodes import NODE_KINDS, Json, Node, Plan, digest, node_seed
 from flows.resolve import expanded, resolve
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out and final.exists() and any(final.iterdir()):
         raise ProgramError(f"--out {final}: it is not empty; name a folder that is, or none")
     aside = temporary(final)
-    with _begun(state, asked) as begun:
+    with _begun(state, asked, final) as begun:
         aside.mkdir(parents=True)
         try:
             inputs = {"policy": aside / "in", "problems": asked.problems}
@@ -80,26 +80,31 @@ def run(args: argparse.Namespace) -> int:
             replace_dir(node.out, final)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        remove_dir(begun)
     _print(args, final, outcome)
     return 0
 
 
 @contextmanager
-def _begun(state: State, asked: _Asked) -> Iterator[Path]:
+def _begun(state: State, asked: _Asked, final: Path) -> Iterator[Path]:
     """Yield the folder that keeps the rollouts of this evaluation until it is whole. BusyError where it is being made."""
     manifest = hashlib.sha256((asked.policy / lookup.MANIFEST).read_bytes()).hexdigest()
     version = NODE_KINDS["evaluate"].version
     name = digest([version, asked.params, asked.seed, manifest, str(asked.problems.resolve())])[:16]
-    folder = state.home / "evaluations" / "begun" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = leftovers.begun(state.home) / name
+    for other in [f for f in leftovers.evaluations(state.home) if f != folder]:
+        leftovers.remove_evaluation(other)
     lease = Lease(folder / "lease")
-    if not lease.try_acquire():
-        raise BusyError(f"{folder}: the same evaluation is being made by another process; wait for it, or stop it")
+    with leftovers.begun_lock(state.home):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not lease.try_acquire():
+            raise BusyError(f"{folder}: the same evaluation is being made by another process; wait for it, or stop it")
     try:
         if any(p.stat().st_size for p in folder.glob("*.jsonl")):
             print("goes on from the rollouts of an evaluation that was interrupted", file=sys.stderr)
+        write_json(folder / "about.json", {"result": str(final.absolute())})
         yield folder
+        with leftovers.begun_lock(state.home):
+            remove_dir(folder)
     finally:
         lease.release()
 

@@ -21,6 +21,8 @@ from flows.reconcile import reconcile
 from flows.resolve import resolve
 from flows.state import State, exit_code, find_home
 from specs.errors import OutOfDateError, UsageError
+from specs.positions import did_you_mean, listed
+from specs.schedule import BY_HAND
 
 if TYPE_CHECKING:
     from specs.loader import LoadedProgram
@@ -51,16 +53,20 @@ def configure(parser: argparse.ArgumentParser, name: str) -> None:
         parser.add_argument("--refresh", action="store_true", help="look up moving names (aliases) anew")
         parser.add_argument(
             "--rounds-only",
-            action="store_true",
+            action=argparse.BooleanOptionalAction,
             help="rounds of the flywheel alone, from the champion; no stage of the main part",
         )
         parser.add_argument("--plan", metavar="FILE", help="refuse to run unless this saved plan is still right")
         parser.add_argument(
             "--scheduled",
             metavar="NAME",
-            help="run under the name of this schedule: look anew, and only where there is news",
+            help="run as this schedule of the program does: look anew, only where there is news, with its settings",
         )
-    parser.add_argument("--wait", action="store_true", help="wait while another process runs this program")
+    parser.add_argument(
+        "--wait",
+        action="store_true" if name == "resume" else argparse.BooleanOptionalAction,
+        help="wait while another process runs this program",
+    )
     parser.add_argument("--no-services", dest="services", action="store_false", help="without Prefect and MLflow")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON, and no progress")
 
@@ -70,10 +76,11 @@ def run(args: argparse.Namespace) -> int:
     state = State(find_home())
     options = _options(args) if not args.resuming else _last_options(state, args.file)
     loaded = _load(options)
+    options = _as_declared(loaded, options | {"wait": args.wait})
     name = loaded.program.program
     state.prepare()
     state.program(name).mkdir(exist_ok=True)
-    with driver_lease(state.program(name) / "lease", name, wait=args.wait):
+    with driver_lease(state.program(name) / "lease", name, wait=bool(options["wait"])):
         said = reconcile(state, name)
         damaged = dict.fromkeys(state.damage)
         for text in () if args.json else (*(str(w) for w in loaded.warnings), *damaged, *said):
@@ -127,6 +134,22 @@ def _load(options: dict[str, Any]) -> "LoadedProgram":
 
         loaded = replace(loaded, program=smoke(loaded.program))
     return loaded
+
+
+def _as_declared(loaded: "LoadedProgram", options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with the settings of the schedule that is named, where the command line says nothing of them."""
+    name = options.get("schedule")
+    if name in (None, BY_HAND):
+        return options
+    known = loaded.program.schedule
+    if name not in known:
+        there = f"expected {listed(known)}{did_you_mean(name, known)}" if known else "which declares none"
+        raise UsageError(
+            f"--scheduled: found {name!r}, which is no schedule of {options['file']}, {there}; where schedules were "
+            f"renamed, `tutelage schedule {shlex.quote(_relative(options['file']))} --apply` tells Prefect"
+        )
+    declared = {"wait": known[name].overlap == "wait", "rounds_only": known[name].rounds_only}
+    return options | {k: v for k, v in declared.items() if options[k] is None}
 
 
 def _plan(loaded: "LoadedProgram", state: State, options: dict[str, Any]) -> Plan:

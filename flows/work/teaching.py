@@ -17,6 +17,7 @@ from flows.context import NodeContext, Outcome
 from flows.work.lines import write_rows
 from flows.work.reading import environments, problems
 from specs.errors import DataError, Interrupted, StateError
+from specs.ladder import TOGETHER
 from specs.prompting import prompt as prompt_of
 from specs.records import Problem, TeacherSignal, Trajectory
 from specs.reward import Reward
@@ -30,7 +31,7 @@ from tasks.files import write_durable, write_json
 from tasks.loops.annotate import Desk, annotate
 from tasks.loops.trying import Trial
 from tasks.protocols import Environment
-from tasks.teachers.asking import asks_for
+from tasks.teachers.asking import Tools, asks_for
 from tasks.teachers.asks import Ask
 from tasks.teachers.budget import Caps, Spent
 from tasks.teachers.client_openai import OpenAIClient, Setting
@@ -55,9 +56,10 @@ def teach(node: NodeContext) -> Outcome:
     worlds = environments(node)
     asked_of = _problems(node, trajectories)
     routes = [Route.model_validate(r) for r in node.params["routing"]]
-    own = _of_its_rules(node, routes, trajectories, asked_of)
+    tools: Tools = lambda p: worlds[p.environment].tools(p)  # noqa: E731
+    own = _of_its_rules(node, routes, trajectories, asked_of, tools)
     mine = [t for t in trajectories if own is None or t.problem_id in own]
-    asks, skipped = asks_for(node.params["asking"], mine, asked_of, lambda p: worlds[p.environment].tools(p))
+    asks, skipped = asks_for(node.params["asking"], mine, asked_of, tools)
     if len(mine) < len(trajectories):
         skipped |= {"another_signal": len(trajectories) - len(mine)}
     tally, states = _history(node), by_state(routes)
@@ -99,14 +101,24 @@ def _problems(node: NodeContext, trajectories: list[Trajectory]) -> dict[str, Pr
 
 
 def _of_its_rules(
-    node: NodeContext, routes: Sequence[Route], trajectories: Sequence[Trajectory], problems: dict[str, Problem]
+    node: NodeContext,
+    routes: Sequence[Route],
+    trajectories: Sequence[Trajectory],
+    problems: dict[str, Problem],
+    tools: Tools,
 ) -> list[str] | None:
-    """Return the problems that the node's rules are for; None where all rules are its own."""
+    """Return the problems that the node's rules are for; None where all rules are its own.
+
+    TeacherError with every problem that no rule is for, and that a signal of the stage asks about: this node's, or another's.
+    """
     if "rules" not in node.params:
         return None
     rules = rules_of(routes)
     found = {name: rule_for(values, rules) for name, values in known_of(trajectories, problems).items()}
-    none_refused([problems[name] for name, rule in found.items() if rule.route.reject], len(found))
+    left = [t for t in trajectories if t.problem_id in found and found[t.problem_id].route.reject]
+    of_stage = next(pair for pair in TOGETHER if node.params["signal"] in pair)
+    asks = [ask for signal in of_stage for ask in asks_for({"signal": signal}, left, problems, tools)[0]]
+    none_refused(list({a.problem.id: a.problem for a in asks}.values()), len(found))
     return sorted(name for name, rule in found.items() if rule.number in node.params["rules"])
 
 

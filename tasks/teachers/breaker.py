@@ -56,13 +56,14 @@ class Breaker:
                 state.failed, state.pause = 0, None
         self._end_trial()
 
-    def bad(self, reason: str) -> None:
-        """Note that it did not. TeacherError where it did not after a pause either; other nodes pause once more."""
+    def bad(self, reason: str, who: object = None) -> None:
+        """Note that it did not answer a call. TeacherError where that call tried it after a pause; other nodes pause once more."""
         with self._common.change() as state:
+            tried = self._trial is not None and self._who is who and state.pause is not None
             state.failed += 1
-            if self._trial is not None or (state.failed >= self._most and state.pause is None):
+            if tried or (state.failed >= self._most and state.pause is None):
                 state.pause = self._common.clock() + self._pause
-        if self._trial is not None:
+        if tried:
             self._end_trial()
             raise TeacherError(
                 f"teacher {self._teacher}: {state.failed} calls in a row failed ({reason}), the last after a pause of "

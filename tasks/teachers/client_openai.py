@@ -196,7 +196,7 @@ class _Round:
                 break
         if self.ended is not None and not sent:
             return None
-        self._judge(how)
+        self._judge(key, how)
         return self.client._reply(key, how, sent)
 
     async def _affordable(self, key: str) -> None:
@@ -225,9 +225,9 @@ class _Round:
             delay = 0.0
         return self.ended is None
 
-    def _judge(self, how: Returned) -> None:
+    def _judge(self, key: str, how: Returned) -> None:
         if how.outcome in http_replies.ABSENT:
-            self.breaker.bad(how.outcome)
+            self.breaker.bad(how.outcome, key)
         else:
             self.breaker.good()
 

@@ -198,7 +198,7 @@ class _Round:
             try:
                 result = await self._asked(http, question)
                 if result.reason in _ABSENT:
-                    self._breaker.bad(f"{result.reason}: {result.words}")
+                    self._breaker.bad(f"{result.reason}: {result.words}", question)
                 else:
                     self._breaker.good()
             finally:

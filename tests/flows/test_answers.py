@@ -21,7 +21,7 @@ from tests.flows import nightly
 def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose only run is held."""
     folder = tmp_path_factory.mktemp("held") / "project"
-    file = nightly.project(folder)
+    file = nightly.project(folder, 'schedule: {nightly: {cron: "0 3 * * *"}}\n')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUTELAGE_HOME", str(folder / ".tutelage"))
         assert main(["run", str(file), "--no-services", "--json"]) == 7

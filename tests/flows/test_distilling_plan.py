@@ -66,9 +66,9 @@ def test_a_promoted_policy_teaches():
 SHAPE = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128, "vocab": 512}
 
 
-def with_checkpoint(model="a", digest="1", **more):
+def with_checkpoint(model="a", digest="1", shape=SHAPE, **more):
     data = changed(TAUGHT, "teachers", {"big": {"kind": "model", "model": model, **more}})
-    found = resolution(teachers={"big": {"digest": digest, "path": f"/{model}", "shape": SHAPE}})
+    found = resolution(teachers={"big": {"digest": digest, "path": f"/{model}", "shape": shape}})
     return compile(program(data), found)
 
 
@@ -81,6 +81,17 @@ def test_where_a_teacher_lies_moves_no_key_and_its_digest_moves_what_learns_from
     longer = moved(before, with_checkpoint(max_length=512))
     assert {"teacher.big", "pupil"} <= longer
     assert "teach" not in longer
+
+
+def test_what_a_teacher_takes_to_score_is_estimated_by_its_size_and_its_passes():
+    def seconds(**more):
+        return nodes(with_checkpoint(**more))["pupil"].estimate.seconds
+
+    small, big = seconds(), seconds(shape={**SHAPE, "hidden": 512, "layers": 12})
+    assert big > small
+    few, many = (seconds(align={"score": "covers", "max_cover_passes": n}) for n in (8, 16))
+    assert many - small == pytest.approx(2 * (few - small))
+    assert few > small
 
 
 def test_a_teacher_stands_beside_a_policy_gradient():

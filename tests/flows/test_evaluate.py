@@ -2,12 +2,19 @@
 
 import argparse
 import json
+import os
+import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from flows import leftovers
+from flows.checkup.kept import left_over
 from flows.commands import evaluate as evaluate_command
 from flows.commands import export as export_command
 from flows.context import MetricSpool, NodeContext
@@ -182,6 +189,72 @@ def test_an_evaluation_goes_on_from_what_a_killed_one_rolled_out(
     assert lease.try_acquire()
     with pytest.raises(BusyError, match="the same evaluation is being made by another process"):
         evaluate_command.run(words)
+    lease.release()
+
+
+def test_an_evaluation_that_begins_as_the_same_one_ends(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    state, acquire = State(tmp_path / "home"), Lease.try_acquire
+    asked: Any = SimpleNamespace(policy=place / "policy" / "policy", params={}, seed=1, problems=place / "problems")
+    inside, looks, removed = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with evaluate_command._begun(state, asked, tmp_path / "result"):
+            inside.set()
+            looks.wait(10)
+        removed.set()
+
+    def late(self: Lease, **more: Any) -> bool:
+        if self.path.name == "lease":
+            looks.set()  # its folder is there; now the other one ends
+            removed.wait(0.3)
+        return acquire(self, **more)
+
+    ending = threading.Thread(target=first)
+    ending.start()
+    assert inside.wait(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lease, "try_acquire", late)
+        with (
+            pytest.raises(BusyError, match="the same evaluation is being made"),
+            evaluate_command._begun(state, asked, tmp_path / "result"),
+        ):
+            pass
+    ending.join(10)
+    assert list(leftovers.begun(state.home).iterdir()) == []
+    with evaluate_command._begun(state, asked, tmp_path / "result") as folder:
+        assert (folder / "lease").exists()
+
+
+def test_interrupted_evaluations_that_nobody_goes_on_with_are_removed(place: Path, tmp_path: Path):
+    state, now = State(tmp_path / "home"), time.time()
+    begun = leftovers.begun(state.home)
+    made, kept = tmp_path / "made", tmp_path / "kept"
+    for name, result, days in (
+        ("done", made, 1),
+        ("newer", kept, 1),
+        ("open", tmp_path / "no", 1),
+        ("old", tmp_path / "no", 15),
+    ):
+        (begun / name).mkdir(parents=True)
+        result.mkdir(exist_ok=True)
+        for file, text in (("sampled.jsonl", "{}"), ("about.json", json.dumps({"result": str(result)}))):
+            (begun / name / file).write_text(text)
+            os.utime(begun / name / file, (now - days * 86400,) * 2)
+        os.utime(begun / name, (now - days * 86400,) * 2)
+    (made / "metrics.json").write_text("{}")
+    (kept / "metrics.json").write_text("{}")
+    os.utime(kept / "metrics.json", (now - 2 * 86400,) * 2)  # of an evaluation before
+    shutil.copytree(begun / "old", begun / "held", copy_function=shutil.copy2)
+    lease = Lease(begun / "held" / "lease")
+    assert lease.try_acquire()
+    for path in (lease.path, begun / "held"):
+        os.utime(path, (now - 15 * 86400,) * 2)
+    named = {Path(f.where).name for f in left_over(state.home) if "interrupted evaluation" in f.what}
+    assert named == {"done", "old"}
+    asked: Any = SimpleNamespace(policy=place / "policy" / "policy", params={}, seed=1, problems=place / "problems")
+    with evaluate_command._begun(state, asked, tmp_path / "result"):
+        pass
+    assert {f.name for f in begun.iterdir()} == {"newer", "open", "held"}
     lease.release()
 
 

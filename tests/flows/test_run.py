@@ -1,8 +1,10 @@
 """`run`, `resume`, `status` and `logs` as a person uses them; nodes have stand-in bodies, everything else is real."""
 
+import argparse
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,9 @@ import pytest
 import flows.commands.run
 from flows.cli import main
 from flows.drive import Finish, Request, drive
+from flows.leases import driver_lease
 from flows.nodes import Plan
+from flows.scheduling import driver_command
 from flows.smoke import smoke
 from flows.state import State
 from specs.loader import load_program
@@ -124,6 +128,33 @@ def test_unknown_nodes_and_programs_are_told_with_near_names(project: Path, caps
     assert "did you mean teach" in capsys.readouterr().err
     assert main(["status", "tinny"]) == 2
     assert "no run of tinny" in capsys.readouterr().err
+
+
+def test_a_run_by_the_name_of_a_schedule_has_its_settings(project: Path, capsys: pytest.CaptureFixture[str]):
+    every = '{nightly: {cron: "0 3 * * *"}, weekly: {cron: "0 5 * * sun", overlap: wait}}'
+    (project / "tiny.yaml").write_text(f"{PROGRAM}schedule: {every}\n")
+    run = ["run", "tiny.yaml", "--no-services", "--until", "data.golden", "--scheduled"]
+    with driver_lease(State(project / ".tutelage").program("tiny") / "lease", "tiny") as held:
+        assert main([*run, "nightly"]) == 9
+        assert main([*run, "weekly", "--no-wait"]) == 9
+        threading.Timer(0.5, held.release).start()
+        assert main([*run, "weekly"]) == 0
+    capsys.readouterr()
+    assert main([*run, "weakly"]) == 2
+    assert "found 'weakly', which is no schedule of" in (said := capsys.readouterr().err)
+    assert "expected nightly or weekly; did you mean weekly?" in said
+    assert main([*run, "by-hand"]) == 0, "so a run is called that somebody asked the deployment for"
+    (project / "tiny.yaml").write_text(PROGRAM)
+    assert main([*run, "nightly"]) == 2
+    assert "which declares none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_a_deployment_recorded_stands_before_what_the_file_declares(*, asked: bool):
+    parser = argparse.ArgumentParser()
+    flows.commands.run.configure(parser, "run")
+    args = parser.parse_args(driver_command("tiny.yaml", "nightly", wait=asked, rounds_only=asked)[4:])
+    assert (args.scheduled, args.wait, args.rounds_only) == ("nightly", asked, asked)
 
 
 def test_status_and_logs_read_what_is_on_disk(project: Path, capsys: pytest.CaptureFixture[str]):

@@ -201,6 +201,9 @@ def test_several_corrections_of_a_failure_are_in_the_price_and_the_key():
     assert made[0]["s0.lessons1"].params["rule"] == {"kept_turns": False}
     assert made[1]["s0.lessons1"].plan_key != made[2]["s0.lessons1"].plan_key
     assert made[1]["s0"].estimate.tokens == 3 * made[2]["s0"].estimate.tokens
+    one, every, best = (m["s0.lessons1"].estimate for m in made)
+    assert every.seconds == best.seconds == pytest.approx(2 + 3 * (one.seconds - 2)), "each is tried in its world"
+    assert (every.disk_mb, best.disk_mb) == (pytest.approx(3 * one.disk_mb), one.disk_mb)
 
 
 def test_what_is_meant_by_a_dimension_is_a_question_of_its_own_and_no_other_training():

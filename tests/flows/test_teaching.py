@@ -1,6 +1,7 @@
 """The node that asks teachers: the clerk itself, the clerk behind a real API, and several together."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from specs.records import Problem, TeacherSignal, Trajectory, signal_from
 from specs.routing import Route
 from specs.teachers import BLACK_BOX
 from tasks.episodes.environments import environment_for
+from tasks.episodes.shards import write_shards
 from tasks.teachers.asking import asks_for
 from tasks.teachers.asks import Ask
 from tests.flows.asked_desk import DESK, REWARD, STATE, rollouts, thinking
@@ -282,6 +284,27 @@ def test_a_node_asks_about_the_problems_of_its_own_rules_alone(tmp_path: Path, d
     refusing = [routing[0], {"reject": True}]
     with pytest.raises(TeacherError, match=r"routing: no rule is for .* nothing was asked"):
         teach(made(tmp_path, "refused", inputs, "score", {"mails": CLERK}, routing=refusing, rules=[0]))
+
+
+def test_a_problem_that_nobody_is_asked_about_is_not_refused(tmp_path: Path, drawn: Any) -> None:
+    inputs, own = drawn
+    routing: list[dict[str, Any]] = [{"when": "problem.type == 'mail'", "teachers": {"mails": 1.0}}, {"reject": True}]
+    solved = [t for t in own if t.problem_type != "mail" and t.sample == 0]
+    assert all(t.success for t in solved)
+    mails = [t for t in own if t.problem_type == "mail"]
+    write_shards(tmp_path / "once" / "trajectories", mails + solved)
+    once = inputs | {"rollouts": tmp_path / "once"}
+    for signal in ("rank", "sample"):  # nothing to correct, nothing to order
+        context = made(tmp_path, signal, once, signal, {"mails": CLERK}, routing=routing, rules=[0])
+        teach(context)
+        assert told(context)["problems"] == sorted({t.problem_id for t in mails})
+    other = [replace(t, id=f"{t.id}b", turns=[replace(t.turns[0], text="other"), *t.turns[1:]]) for t in solved]
+    write_shards(tmp_path / "twice" / "trajectories", mails + solved + other)
+    twice = inputs | {"rollouts": tmp_path / "twice"}
+    for signal in ("rank", "sample"):  # the node of either signal refuses what one of them would be asked about
+        context = made(tmp_path, f"{signal}2", twice, signal, {"mails": CLERK}, routing=routing, rules=[0])
+        with pytest.raises(TeacherError, match=rf"no rule is for {len(solved)} of .* nothing was asked"):
+            teach(context)
 
 
 def test_states_of_one_problem_may_go_to_different_teachers(tmp_path: Path, drawn: Any) -> None:

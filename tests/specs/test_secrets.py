@@ -1,8 +1,9 @@
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from specs.redaction import Redactor, secret_key
+from specs.redaction import Redactor, secret_key, without_secrets
 from tests.specs.programs import BASE, changed, refused
 
 CANARY = "sk-canary"
@@ -85,3 +86,41 @@ def test_known_forms_are_hidden() -> None:
     for secret in ("ghp_abcdefgh123", "https://me:pw@host/x", "Bearer abcdefgh", "AKIAABCDEFGHIJKLMNOP", "pa'ss\\wörd"):
         assert secret not in clean(f"found {secret!r} and {secret}")
     assert clean("task-based desk-top https://host/x") == "task-based desk-top https://host/x"
+
+
+def drawn(choose: Random, letters: str, most: int) -> str:
+    return "".join(choose.choices(letters, k=choose.randint(1, most)))
+
+
+def some_host(choose: Random, *, dotted: bool) -> str:
+    name = f"h{drawn(choose, 'host09', 6)}" + (".org" if dotted else "")
+    return name + choose.choice(["", f":{choose.randint(10, 65535)}"])
+
+
+def test_a_password_is_hidden_where_the_user_holds_a_slash() -> None:
+    choose = Random(5)
+    urls = [("us/er", "pw", "host", "")]
+    for _ in range(500):
+        user = f"{drawn(choose, 'us', 4)}/{drawn(choose, 'er./', 5)}"
+        password = f"p{drawn(choose, 'wW09/:?#@!%&=+~._-', 10)}9"
+        after = choose.choice(["", "/api", ", see", "?x=1"])
+        urls.append((user, password, some_host(choose, dotted=choose.random() < 0.5), after))
+    for user, password, host, after in urls:
+        text = f"found https://{user}:{password}@{host}{after}"
+        assert Redactor().clean(text) == f"found https(not shown){host}{after}"
+        assert without_secrets(text) == f"found https://{host}{after}"
+
+
+def test_a_path_with_an_at_sign_is_no_secret() -> None:
+    choose = Random(5)
+    urls = [
+        "host/a@b", "localhost/a:b@c", "registry/image:tag@sha256:0f00f00f", "registry/image@sha256:0f00f00f",
+        "/folder/a:b@c", "host/a:80/b@c", "host/${env:NAME}@b",
+    ]  # fmt: skip
+    for _ in range(500):
+        path = "".join(f"/{drawn(choose, 'aB9@:._~', 6)}" for _ in range(choose.randint(1, 3)))
+        urls.append(some_host(choose, dotted=True) + path)
+    for url in urls:
+        text = f"found scheme://{url}"
+        assert Redactor().clean(text) == text
+        assert without_secrets(text) == text

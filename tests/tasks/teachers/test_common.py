@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,41 @@ def test_a_call_that_never_came_to_try_leaves_it_to_another(tmp_path: Path) -> N
         second.good()
         first.bad("gone")
         assert first.open, "a failure after that is the first again, and no end"
+
+
+def test_the_call_that_tries_it_alone_decides(tmp_path: Path) -> None:
+    one, other = two(tmp_path / "t", failures_in_a_row=1, pause_seconds=0.0)
+    first, second = Breaker("big", one), Breaker("big", other)
+    with one.enter(), other.enter():
+        first.bad("gone", "a")
+        assert first.trial("b")
+        first.bad("gone", "sent before the pause")
+        assert not second.trial("c"), "b still tries it"
+        second.good()  # another node's call that was sent before the pause is answered
+        first.bad("gone", "b")
+        assert first.open, "one failure after an answer, and no end"
+        first.leave("b")
+        assert first.trial("d")
+        with pytest.raises(TeacherError, match="the last after a pause"):
+            first.bad("gone", "d")
+
+
+def test_a_call_that_was_sent_before_the_pause_ends_no_round(tmp_path: Path) -> None:
+    limits = {"failures_in_a_row": 1, "pause_seconds": 0.05, "attempts": 1, "in_flight": 2}
+    tried = threading.Event()
+
+    def late(h: api.Handler, body: api.Body) -> None:
+        tried.wait(10)
+        api.status(500)(h, body)
+
+    def trial(h: api.Handler, body: api.Body) -> None:
+        tried.set()
+        time.sleep(0.3)
+        api.says(GOOD)(h, body)
+
+    with serving_words(api.says(GOOD), api.status(500), late, trial, api.says(GOOD)) as server:
+        replies = client(tmp_path, teacher(server.url, limits=limits)).ask(asks(5), "score it")
+    assert sorted(str(r.text) for r in replies) == sorted([*[GOOD] * 3, "None", "None"])
 
 
 def test_who_comes_too_late_for_a_trial_does_not_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
