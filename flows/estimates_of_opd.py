@@ -49,7 +49,7 @@ def _shape(teacher: Mapping[str, Any], sizes: Sizes) -> Shape:
 
 def _cover_passes(teacher: Mapping[str, Any]) -> float:
     """Return the most passes over a whole trajectory that other ways of writing it take; each reads about half of one."""
-    align = teacher.get("align") or {"score": "canonical"}
+    align: Mapping[str, Any] = teacher.get("align") or {"score": "canonical"}
     return align["max_cover_passes"] / 2 if align["score"] == "covers" else 0.0
 
 

@@ -239,16 +239,16 @@ def test_interrupted_evaluations_that_nobody_goes_on_with_are_removed(place: Pat
         result.mkdir(exist_ok=True)
         for file, text in (("sampled.jsonl", "{}"), ("about.json", json.dumps({"result": str(result)}))):
             (begun / name / file).write_text(text)
-            os.utime(begun / name / file, (now - days * 86400,) * 2)
-        os.utime(begun / name, (now - days * 86400,) * 2)
+            os.utime(begun / name / file, (now - days * 86400, now - days * 86400))
+        os.utime(begun / name, (now - days * 86400, now - days * 86400))
     (made / "metrics.json").write_text("{}")
     (kept / "metrics.json").write_text("{}")
-    os.utime(kept / "metrics.json", (now - 2 * 86400,) * 2)  # of an evaluation before
+    os.utime(kept / "metrics.json", (now - 2 * 86400, now - 2 * 86400))  # of an evaluation before
     shutil.copytree(begun / "old", begun / "held", copy_function=shutil.copy2)
     lease = Lease(begun / "held" / "lease")
     assert lease.try_acquire()
     for path in (lease.path, begun / "held"):
-        os.utime(path, (now - 15 * 86400,) * 2)
+        os.utime(path, (now - 15 * 86400, now - 15 * 86400))
     named = {Path(f.where).name for f in left_over(state.home) if "interrupted evaluation" in f.what}
     assert named == {"done", "old"}
     asked: Any = SimpleNamespace(policy=place / "policy" / "policy", params={}, seed=1, problems=place / "problems")
