@@ -134,7 +134,7 @@ def test_a_sampler_with_other_weights_is_found_before_the_update(taught):
         model = copy.deepcopy(sampler._model)
         with torch.no_grad():
             model.embed.weight.mul_(0.7)
-        sampler._model = model
+        sampler._model, sampler._head_VD = model, model.head_weight
 
     learner, run = stage(taught, spoil=spoil)
     before = weights(learner)
