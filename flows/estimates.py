@@ -164,8 +164,9 @@ def _sampling_memory(params: Mapping[str, Any], sizes: Sizes, names: Any) -> dic
     width = 2 if params["policy"]["sampler_precision"] == "bf16" else 4
     length = min(1.5 * sizes.trajectory(names)[0] + 32, params["policy"]["init"]["max_length"])
     per_token = 2 * shape.layers * (shape.hidden // shape.heads) * shape.kv_heads * width
+    exact = 4 * shape.vocab * shape.hidden if width == 2 else 0  # the output layer once more, in fp32
     return {
-        "weights": width * shape.parameters / GB,
+        "weights": (width * shape.parameters + exact) / GB,
         "cache": sizes.rollout_batch * length * per_token / GB,
         "logits": sizes.rollout_batch * shape.vocab * 4 * 3 / GB,
         "process": PROCESS_GB,
