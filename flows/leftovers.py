@@ -54,13 +54,7 @@ def remove_served(folder: Path) -> bool:
     """Remove such a folder, unless a node holds it by now; return whether it was there."""
     lease = Lease(_lease_of(folder))
     lease.path.parent.mkdir(parents=True, exist_ok=True)
-    if not folder.is_dir() or not lease.try_acquire():
-        return False
-    try:
-        remove_dir(folder)
-    finally:
-        lease.release()
-    return True
+    return _remove_free(folder, lease)
 
 
 def begun(home: Path) -> Path:
@@ -93,13 +87,17 @@ def _of_no_use(folder: Path) -> bool:
 def remove_evaluation(folder: Path) -> bool:
     """Remove such a folder, unless somebody goes on with it by now; return whether it was there."""
     with begun_lock(folder.parents[2]):
-        lease = Lease(folder / "lease")
-        if not folder.is_dir() or not lease.try_acquire():
-            return False
-        try:
-            remove_dir(folder)
-        finally:
-            lease.release()
+        return _remove_free(folder, Lease(folder / "lease"))
+
+
+def _remove_free(folder: Path, lease: Lease) -> bool:
+    """Remove a folder that is there and that nobody holds; return whether it was so."""
+    if not folder.is_dir() or not lease.try_acquire():
+        return False
+    try:
+        remove_dir(folder)
+    finally:
+        lease.release()
     return True
 
 

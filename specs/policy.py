@@ -77,6 +77,6 @@ class Policy(Spec):
     """Arithmetic of training; bf16 is autocast over fp32 weights. `auto` is bf16 where the machine has it, else fp32:
     decided when the program is resolved, recorded with the plan, and kept until the program changes."""
     sampler_precision: Literal["fp32", "bf16", "auto"] = "fp32"
-    """Arithmetic of sampling; bf16 holds a copy of the weights in bf16. `auto` as above."""
+    """Arithmetic of sampling; bf16 holds a copy of the weights in bf16, and the output layer in fp32. `auto` as above."""
     adapter: LoRA | None = None
     """Train a small change of the weights and not the weights: less memory, and the reference costs none."""
