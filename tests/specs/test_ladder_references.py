@@ -87,7 +87,10 @@ TONE = "rubric: {dimensions: {result: 1, tone: 0.2}, about: {tone: Is it polite?
 def test_a_rubric_of_its_own_needs_a_teacher_that_reads_it(tmp_path):
     closed = "  closed: {kind: openai, model: m, base_url: 'http://x/v1', gives: [score]}\n"
     both = CLERK + closed + "  two: {kind: ensemble, members: {clerk: 1, closed: 1}, gives: [score]}\n"
-    soft, scored = f"type: soft_label\n      {TONE}", f"type: from_teacher\n      signal: score\n      scoring: {{{TONE}}}"
+    soft, scored = (
+        f"type: soft_label\n      {TONE}",
+        f"type: from_teacher\n      signal: score\n      scoring: {{{TONE}}}",
+    )
     text = "found tone, but clerk is scripted and scores result and care alone"
     taught(tmp_path, soft, roster=closed)
     with pytest.raises(ProgramError, match=rf"algorithm\.rubric\.dimensions\.tone: {text}; leave it out, or ask"):
