@@ -123,7 +123,7 @@ class PrivilegedTeacher(Spec):
     version: ClassVar[int] = 1
     can: ClassVar[tuple[Signal, ...]] = ("logprobs",)
     of: Name = "start"
-    """Whose weights, as for `earlier_self`."""
+    """Whose weights, as for `earlier_self`; its tokens must be the policy's."""
     shows: Annotated[list[Literal["reference", "feedback", "sibling"]], Field(min_length=1)] = ["sibling"]
     """What its context holds, the first that there is: the reference solution, the verifiers' evidence, or another
     trajectory of the same problem that succeeded (never the row's own)."""
