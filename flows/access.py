@@ -12,8 +12,9 @@ def need_secrets(nodes: Iterable[Node], environ: Mapping[str, str] = os.environ)
     """Raise ProgramError, before anything runs, where a node needs an environment variable that is not set."""
     for node in nodes:
         for name, access in node.params.get("access", {}).get("teachers", {}).items():
-            for field in ("base_url", "api_key"):
-                missing = [str(m[1]) for m in REFERENCE.finditer(access.get(field) or "") if not environ.get(m[1])]
+            for field, value in access.items():
+                found = REFERENCE.finditer(value) if isinstance(value, str) else ()
+                missing = [m[1] for m in found if not environ.get(m[1])]
                 if missing:
                     raise ProgramError(
                         f"teachers.{name}.{field}: the environment variable {missing[0]} is not set, and node {node.id} "

@@ -1,5 +1,7 @@
 """What a stage minimises, as an equation and in words. Pure."""
 
+import math
+
 from flows.losses import MEAN, policy_gradient_loss
 from flows.losses_of_ladder import taught_loss
 from flows.losses_of_opd import opd_loss, with_teacher
@@ -36,10 +38,10 @@ from specs.supervised import RFT, SFT, RewardWeighted
 from specs.teacher_choice import choice
 
 
-def effective_loss(algorithm: Algorithm, signal: Signal | None = None) -> tuple[str, str]:
+def effective_loss(algorithm: Algorithm, signal: Signal | None = None, longest: float = math.inf) -> tuple[str, str]:
     """Return the loss that an algorithm minimises: its equation, and what the terms are.
 
-    `signal` is what a stage learns from that asks teachers.
+    `signal` is what a stage learns from that asks teachers, `longest` the tokens that the agent allows a completion.
     """
     match algorithm:
         case SFT():
@@ -56,7 +58,7 @@ def effective_loss(algorithm: Algorithm, signal: Signal | None = None) -> tuple[
         case PolicyGradient():
             return with_teacher(policy_gradient_loss(algorithm), algorithm.distill)
         case OPD():
-            return shortened(algorithm, *opd_loss(algorithm))
+            return shortened(algorithm, longest, *opd_loss(algorithm))
         case Prune() | Quantize():
             return compression_words(algorithm)
         case RewardModel():
@@ -133,7 +135,8 @@ def details(program: Program, reward: Reward, *, rounds_only: bool = False) -> d
 def _loss(stage: Stage, adapter: LoRA | None, program: Program) -> dict[str, str]:
     taught = isinstance(stage.algorithm, FromTeacher | SoftLabel | ActionDistill)
     asked = choice(program, stage.algorithm) if taught else None
-    told = [effective_loss(stage.algorithm, s) for s in (asked.signals if asked else ()) or (None,)]
+    longest = program.agent.max_new_tokens
+    told = [effective_loss(stage.algorithm, s, longest) for s in (asked.signals if asked else ()) or (None,)]
     equation, words = told[0][0], "; and ".join(words for _, words in told)
     if asked is not None:
         words += f"; asks {', '.join(asked.teachers)}"

@@ -20,7 +20,7 @@ _SPREAD = {
     "equal": "in equal parts",
     "broadcast": "whole to each",
     "teacher_share": "as the teacher's mean less each token's own logprob",
-    "last": "to the last",
+    "last": "to the last, and from there whole to those before it",
     "causal": "less what stands before each",
 }
 
@@ -118,7 +118,8 @@ def _sampled(over: SampledTokens, words: list[str]) -> str:
     if over.estimator == "k2":
         return "sum w A^2 / 2"
     if over.discount:
-        words.append(f"A of later tokens is added, discounted by {over.discount:g}")
+        later = "pieces" if over.spread == "last" else "tokens"
+        words.append(f"A of later {later} is added, discounted by {over.discount:g}")
     if over.early_coef:
         words.append(f"early tokens weigh up to {1 + over.early_coef:g}")
     if over.ratio_band is not None:

@@ -95,20 +95,23 @@ def _successes(spec: SelfTaught) -> list[str]:
     return words
 
 
-def shortened(spec: OPD, equation: str, words: str) -> tuple[str, str]:
-    """Return the loss of distillation with what is said about lengths and tokens, where anything is."""
+def shortened(spec: OPD, longest: float, equation: str, words: str) -> tuple[str, str]:
+    """Return the loss of distillation with what is said about lengths and tokens, where anything is.
+
+    Lengths are those that the agent allows, at most `longest` tokens.
+    """
     if not isinstance(spec, ShortOPD):
         return equation, words
     length = spec.length
     if isinstance(length, ByGap):
-        told = f"a completion's limit is {_three(length.lengths)} tokens by the last step's divergence"
+        told = f"a completion's limit is {_three(length.lengths, longest)} tokens by the last step's divergence"
         told += f" (below {length.bounds[0]:g}, below {length.bounds[1]:g}, above)"
     elif isinstance(length, ByConfidence):
-        told = f"a completion's limit is {_three(length.lengths)} tokens by the policy's mean probability"
+        told = f"a completion's limit is {_three(length.lengths, longest)} tokens by the policy's mean probability"
         told += f" (above {length.bounds[1]:g}, above {length.bounds[0]:g}, below)"
     else:
-        told = f"a completion's limit begins at {length.start} tokens and follows loops and cuts every {length.every} steps"
-        told += f" between {length.least} and {length.most}; loops do not train"
+        told = f"a completion's limit begins at {min(length.start, longest)} tokens and follows loops and cuts every {length.every} steps"
+        told += f" between {min(length.least, longest)} and {min(length.most, longest)}; loops do not train"
     if spec.truncated == "mask" and isinstance(length, ByGap | ByConfidence):
         told += ", the next longer where most rollouts were cut"
     parts = [words, told]
@@ -122,5 +125,6 @@ def shortened(spec: OPD, equation: str, words: str) -> tuple[str, str]:
     return equation, "; ".join(parts)
 
 
-def _three(lengths: tuple[int, int, int]) -> str:
-    return ", ".join(map(str, lengths[:2])) + f" or {lengths[2]}"
+def _three(lengths: tuple[int, int, int], longest: float) -> str:
+    first, second, third = (min(n, longest) for n in lengths)
+    return f"{first}, {second} or {third}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from specs.algorithms import POLICY_GRADIENTS
 from specs.data import Demonstrations, PoolData, Problems
@@ -143,6 +144,27 @@ def mixed(c: Checks, path: KeyPath, stage: Stage) -> None:
     if init.kind == "scratch" and removed >= init.layers:
         text = f"found {removed}, but the policy has {init.layers} layers; at least one must stay"
         c.wrong((*path, "algorithm", "layers"), text)
+
+
+def shortened(c: Checks, path: KeyPath, stage: Stage) -> None:
+    """Report lengths of which none is below the agent's own limit, and loops that no completion has room for."""
+    spec: Any = stage.algorithm
+    if spec.type != "short_opd":
+        return
+    length, limit, at = spec.length, c.program.agent.max_new_tokens, (*path, "algorithm", "length")
+    loops = length.kind == "by_repetition"
+    name, given = ("least", [length.least]) if loops else ("lengths", list(length.lengths))
+    if min(given) >= limit:
+        text = f"found {listed(map(str, given))}, but agent.max_new_tokens is {limit}, so that no rollout is shortened"
+        if spec.select is None and spec.horizon == 1.0:
+            c.wrong((*at, name), f"{text}; expected less than that; lower it, or write type: opd")
+        else:
+            c.odd((*at, name), f"{text}; what select and horizon say still holds")
+    room = min(limit, length.most) if loops else limit
+    for name in ("least_loop", "copies") if loops else ():
+        if (tokens := getattr(length, name)) > room:
+            text = f"found {tokens}, but the longest completion has {room} tokens (agent.max_new_tokens, length.most)"
+            c.wrong((*at, name), f"{text}, so that no loop is ever found; lower it")
 
 
 def experienced(c: Checks, path: KeyPath, stage: Stage, before: Iterable[Stage]) -> None:

@@ -65,11 +65,13 @@ class SampledTokens(Spec):
     most: Positive = 10.0
     """Largest advantage either way, in nats."""
     discount: Share = 0.0
-    """Share of the next token's advantage that is added to a token's own, and so on; 0: each token for itself."""
+    """Share of the next token's advantage that is added to a token's own, and so on; 0: each token for itself. With
+    `spread: last` of the next piece's, so that the difference on a piece counts once."""
     early_coef: NotNegative = 0.0
     """Extra weight of early tokens: 1 + this x the share of |advantage| that is still to come."""
     spread: Literal["equal", "broadcast", "teacher_share", "last", "causal"] = "equal"
-    """How the difference on a piece of text that several tokens share is given to them (teachers with another tokenizer)."""
+    """How the difference on a piece of text that several tokens share is given to them (teachers with another tokenizer).
+    `last` earns it at the piece's end, which counts as much for each token before: `broadcast`, but for `discount`."""
 
     @model_validator(mode="after")
     def _square_stands_alone(self) -> Self:

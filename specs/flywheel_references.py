@@ -17,6 +17,7 @@ from specs.checks import (
     mixed,
     replayed,
     sharing,
+    shortened,
     stage_set,
     tempted,
     unread,
@@ -136,6 +137,7 @@ def _stage(c: Checks, said: Flywheel, i: int, stage: Stage) -> None:
     credited(c, path, stage)
     verified(c, path, stage)
     mixed(c, path, stage)
+    shortened(c, path, stage)
     experienced(c, path, stage, [*c.program.stages, *said.round.stages[:i]])
     grown(c, path, stage)
     sharing(c, path, stage)

@@ -4,11 +4,12 @@ from typing import Any
 
 from specs.checks import Checks
 from specs.dominance import dominance_of
-from specs.ladder import ActionDistill, Fit, FromTeacher, Practice
+from specs.ladder import ActionDistill, Fit, FromTeacher, Practice, Rubric, SoftLabel
 from specs.positions import KeyPath, listed
 from specs.program import Program
-from specs.routing import Signal
+from specs.routing import Signal, Taught
 from specs.teacher_choice import choice, learners
+from specs.teachers import ScriptedTeacher
 
 _OF: dict[str, Signal] = {
     "corrections": "sample", "ranking": "rank", "scoring": "score", "critique": "critique", "actions": "action",
@@ -24,6 +25,8 @@ def ladder(c: Checks) -> None:
             _from_teacher(c, path, learner)
         elif isinstance(learner, ActionDistill):
             _actions(c, (*path, "actions"), learner)
+        elif isinstance(learner, SoftLabel):
+            _rubric(c, (*path, "rubric"), learner, learner.rubric)
 
 
 def _from_teacher(c: Checks, path: KeyPath, spec: FromTeacher) -> None:
@@ -47,6 +50,7 @@ def _by_signal(c: Checks, path: KeyPath, spec: FromTeacher, signal: Signal) -> N
     match signal:
         case "score":
             _outcome_stays_in_charge(c, (*path, "scoring", "weight"), spec.scoring.weight)
+            _rubric(c, (*path, "scoring", "rubric"), spec, spec.scoring.rubric)
             _practice(c, (*path, "scoring", "practice"), spec.scoring.practice, spec.samples)
         case "critique":
             _practice(c, (*path, "critique", "practice"), spec.critique.practice, spec.samples)
@@ -82,6 +86,18 @@ def _corrections(c: Checks, path: KeyPath, spec: FromTeacher) -> None:
         c.wrong((*path, "samples"), f"{text}; {way}, or samples: 1")
     elif alike:
         c.odd((*path, "samples"), text)
+
+
+def _rubric(c: Checks, path: KeyPath, learner: Taught, rubric: Rubric) -> None:
+    """Report dimensions that a scripted teacher, asked by itself or in an ensemble, knows nothing of."""
+    asked = [name for rule in choice(c.program, learner).rules if rule.signal == "score" for name in rule.teachers]
+    for name in list(asked):
+        asked += getattr(c.program.teachers[name], "members", ())
+    scripted = [n for n in dict.fromkeys(asked) if getattr(c.program.teachers.get(n), "kind", None) == "scripted"]
+    for name in rubric.dimensions if scripted else ():
+        if name not in ScriptedTeacher.scores:
+            text = f"found {name}, but {listed(scripted)} is scripted and scores {' and '.join(ScriptedTeacher.scores)} alone"
+            c.wrong((*path, "dimensions", name), f"{text}; leave it out, or ask a teacher that reads what it means")
 
 
 def _always_the_same(program: Program, name: str) -> bool:

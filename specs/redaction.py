@@ -12,7 +12,15 @@ _KEY = re.compile(
     r"|passwd|passwords?|passphrase|pwd|secrets?|token)$"
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_SLASHED = r"(?!localhost/)[^/\s:@.\[$]+/[^\s:@$]*:(?!\d*[/?#])[^\s$]+@(?=[\w.-]++(?::\d++)?+(?![\w:@]))"
+REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+_REFERENCE = REFERENCE.pattern
+_USER = rf"(?:{_REFERENCE}|(?!{_REFERENCE})[^/\s:\[])*+:"
+_PASSWORD = rf"(?!(?:\d|{_REFERENCE})*[/?#])(?!{_REFERENCE}@[^\s@/?#]*(?:[\s/?#]|$))"
+"""Before what stands behind a user's colon: it is no port, and more than a reference alone."""
+_SLASHED = (
+    rf"(?!localhost/)[^/\s:@.\[]+/(?:{_REFERENCE}|(?!{_REFERENCE})[^\s:@])*+:{_PASSWORD}\S+@"
+    r"(?=[\w.-]++(?::\d++)?+(?![\w:@]))"
+)
 """A user that holds a / as it is, and a password: what is before the / names no host, and what is behind the @ may be one.
 
 So `https://example.com/a:b@c` is a path, and so is `oci://registry/image:tag@sha256:…`.
@@ -20,9 +28,8 @@ So `https://example.com/a:b@c` is a path, and so is `oci://registry/image:tag@sh
 _VALUE = re.compile(
     r"(?:\b(?:sk|pk|rk)-[A-Za-z0-9_-]{4,}|\bgh[pousr]_\w{6,}|\bgithub_pat_\w{6,}|\bglpat-[\w-]{6,}|\bhf_[A-Za-z0-9]{8,}"
     r"|\bAKIA[0-9A-Z]{12,}|\bxox[abprs]-[\w-]{6,}|\beyJ[\w-]{10,}\.[\w-]+|-----BEGIN [A-Z ]*KEY|\bBearer\s+\S{6,}"
-    rf"|://(?:[^/\s:\[]*:(?!\d*[/?#])(?:[^\s@$]+@)+|{_SLASHED}))"
+    rf"|://(?:{_USER}{_PASSWORD}(?:[^\s@]+@)+|{_SLASHED}))"
 )
-REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME_MAPS = ("environments", "data", "verifiers", "gates", "schedule", "teachers")
 """Their keys are names that people choose; a map behind one is no secret."""
 _HIDDEN = "(not shown)"
@@ -45,7 +52,8 @@ def without_secrets(uri: str) -> str:
 
     What is behind the first colon is a port where only digits stand before a /: such a password is not told from it.
     """
-    return re.sub(rf"://(?:(?:[^/\s:\[]*:(?!\d*(?:[/?#]|$))\S*|[^/\s?#]*)@|{_SLASHED})", "://", uri)
+    port = rf"(?:\d|{_REFERENCE})*(?:[/?#]|$)"
+    return re.sub(rf"://(?:(?:{_USER}(?!{port})\S*|[^/\s?#]*)@|{_SLASHED})", "://", uri)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from specs.checks import (
     mixed,
     replayed,
     sharing,
+    shortened,
     stage_set,
     tempted,
     unread,
@@ -118,6 +119,7 @@ def _stages(c: _Checks) -> None:
         credited(c, path, stage)
         verified(c, path, stage)
         mixed(c, path, stage)
+        shortened(c, path, stage)
         experienced(c, path, stage, c.program.stages[:i])
         grown(c, path, stage)
         sharing(c, path, stage)

@@ -123,7 +123,7 @@ class PrivilegedTeacher(Spec):
     version: ClassVar[int] = 1
     can: ClassVar[tuple[Signal, ...]] = ("logprobs",)
     of: Name = "start"
-    """Whose weights, as for `earlier_self`."""
+    """Whose weights, as for `earlier_self`; its tokens must be the policy's."""
     shows: Annotated[list[Literal["reference", "feedback", "sibling"]], Field(min_length=1)] = ["sibling"]
     """What its context holds, the first that there is: the reference solution, the verifiers' evidence, or another
     trajectory of the same problem that succeeded (never the row's own)."""
@@ -131,11 +131,15 @@ class PrivilegedTeacher(Spec):
 
 
 class ScriptedTeacher(BlackBox):
-    """An environment's own solver (the clerk, or its gold answers): deterministic and free."""
+    """An environment's own solver (the clerk, or its gold answers): deterministic and free.
+
+    Of a rubric it knows two dimensions: `result`, what an attempt came to, and `care`, the share of its calls that were taken.
+    """
 
     kind: Literal["scripted"]
     version: ClassVar[int] = 1
     can: ClassVar[tuple[Signal, ...]] = BLACK_BOX
+    scores: ClassVar[tuple[Name, Name]] = ("result", "care")
     environment: Name
     gives: Annotated[list[Signal], Field(min_length=1)]
     noise: Share = 0.0

@@ -14,7 +14,7 @@ from flows.work.reading import environments, records
 from specs.algorithms import ALGORITHMS
 from specs.alignment import Alignment
 from specs.distillation import OPD, Over, TopTokens
-from specs.errors import DataError
+from specs.errors import DataError, ProgramError
 from specs.records import Demonstration, Trajectory
 from specs.routing import Route
 from specs.short_opd import ShortOPD
@@ -25,7 +25,7 @@ from tasks.episodes.render import render_demonstration
 from tasks.episodes.shards import told_apart, write_shards
 from tasks.files import write_json
 from tasks.learning.learner import Learner
-from tasks.learning.opening import Scoring, open_token_teacher
+from tasks.learning.opening import Scoring, open_token_teacher, tokens_apart
 from tasks.learning.privileged import ShownTeacher
 from tasks.loops.collect import drift_notes
 from tasks.loops.contexts import Contexts, solver
@@ -34,7 +34,7 @@ from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.shortening import Shortening
 from tasks.loops.token_lessons import Panel
-from tasks.policy.foreign import load_teacher, read_teacher, save_teacher
+from tasks.policy.foreign import LoadedTeacher, load_teacher, read_teacher, save_teacher
 from tasks.policy.store import LoadedPolicy
 from tasks.protocols import Keeping, TokenTeacher
 from tasks.teachers.routing import require_teachers, rule_for, rules_of, weights_of
@@ -118,6 +118,8 @@ def panel(node: NodeContext, policy: LoadedPolicy, over: Over) -> Panel:
             continue
         align = Alignment.model_validate(who.get("align") or {})
         loaded = load_teacher(node.inputs[f"teacher.{name}"] / "policy")
+        if who["kind"] == "privileged":
+            _need_the_same_tokens(name, who, loaded, policy)
         opened = open_token_teacher(name, loaded, policy, align, scoring=scoring, over=over.kind, system=system)
         teachers.append(_shown(node, policy, opened, who))
     return Panel(teachers, _weights(node, names), asking, inputs.execution(node).scoring_queue)
@@ -133,6 +135,16 @@ def _system(node: NodeContext) -> Callable[[Trajectory], str]:
         return system_text(worlds[trajectory.environment].tools(problem), agent.instruction)
 
     return of
+
+
+def _need_the_same_tokens(name: str, spec: Mapping[str, Any], teacher: LoadedTeacher, policy: LoadedPolicy) -> None:
+    """Raise ProgramError where a privileged teacher has other tokens than the policy, whose own it reads behind a message."""
+    if (apart := tokens_apart((teacher.tokenizer, teacher.frame), policy)) is not None:
+        raise ProgramError(
+            f"teachers.{name}.of: the tokens of {spec.get('of')} are not the policy's ({apart}), but a privileged teacher "
+            "reads the policy's own behind what it is shown; write of: start, or kind: earlier_self and over: {kind: sampled}, "
+            "which shows nothing and compares texts"
+        )
 
 
 def _shown(node: NodeContext, policy: LoadedPolicy, teacher: Any, spec: dict[str, Any]) -> TokenTeacher:

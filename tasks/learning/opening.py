@@ -64,11 +64,7 @@ def in_policy_tokens(
     ProgramError where it has others and `over` compares vocabularies. `system` is what a template with a system turn says
     there, for conversations in the policy's that have none.
     """
-    own, (tokenizer, frame) = teacher_of(policy), its
-    apart = difference(own.tokenizer, tokenizer)
-    if apart is None and frame.name != own.frame.name:
-        apart = f"the policy's template is {own.frame.name}, the teacher's {frame.name}"
-    if apart is None:
+    if (apart := tokens_apart(its, policy)) is None:
         return teacher
     if over != "sampled":
         raise ProgramError(
@@ -76,4 +72,14 @@ def in_policy_tokens(
             f"compared (over: {{kind: {over}}}); write over: {{kind: sampled}}, which compares texts, or name a teacher "
             "with the policy's tokenizer"
         )
+    own = teacher_of(policy)
     return OtherTokenizerTeacher(teacher, (own.tokenizer, own.frame), its, align, system)
+
+
+def tokens_apart(its: tuple[AnyTokenizer, Frame], policy: LoadedPolicy) -> str | None:
+    """Return in words how a teacher's tokens or template differ from the policy's; None where they do not."""
+    own, (tokenizer, frame) = teacher_of(policy), its
+    apart = difference(own.tokenizer, tokenizer)
+    if apart is None and frame.name != own.frame.name:
+        apart = f"the policy's template is {own.frame.name}, the teacher's {frame.name}"
+    return apart

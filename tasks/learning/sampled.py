@@ -38,7 +38,8 @@ def sampled_loss(batch: Batch, spec: Distillation, outcome_coef: float = 0.0) ->
     if over.estimator == "k2":  # (d - a)^2 / 2 with d = log pi and its slope -A: A is constant
         moved_BT = logprobs_BT - logprobs_BT.detach() - bounded_BT
         return LossOutput((weights_BT * moved_BT.square() / 2).sum(), {}, own)
-    advantages_BT = return_to_go(bounded_BT, mask_BT, over.discount)
+    pieces_BT = pieces(batch) if over.spread == "last" else None
+    advantages_BT = return_to_go(bounded_BT, mask_BT, over.discount, pieces_BT)
     if over.early_coef:
         advantages_BT = advantages_BT * early_weights(advantages_BT, mask_BT, over.early_coef)
     if outcome_coef:
@@ -81,8 +82,9 @@ def gaps(batch: Batch, spec: Distillation, mode: Spread) -> Tensor:
 def spread(teacher_BT: Tensor, policy_BT: Tensor, chunks_BT: Tensor, mode: Spread) -> Tensor:
     """Return advantages of the tokens from the difference D = L_T - L_S of their chunk; 0 outside chunks (-1).
 
-    `equal` D / tokens; `broadcast` D; `last` D on the last token; `teacher_share` L_T / tokens - own logprob; `causal` L_T
-    less the logprobs of the token and those after it in the chunk.
+    `equal` D / tokens; `broadcast` D; `last` D, earned by the last token and returned whole to those before it (see
+    `return_to_go`); `teacher_share` L_T / tokens - own logprob; `causal` L_T less the logprobs of the token and those after
+    it in the chunk.
     """
     inside_BT = chunks_BT >= 0
     teacher_BT, policy_BT = (torch.where(inside_BT, x, 0.0) for x in (teacher_BT, policy_BT))
@@ -91,13 +93,10 @@ def spread(teacher_BT: Tensor, policy_BT: Tensor, chunks_BT: Tensor, mode: Sprea
     match mode:
         case "equal":
             return (told_BT - said_BT) / count_BT
-        case "broadcast":
+        case "broadcast" | "last":
             return told_BT - said_BT
         case "teacher_share":
             return torch.where(inside_BT, told_BT / count_BT - policy_BT, 0.0)
-        case "last":
-            ends_BT = inside_BT & (chunks_BT != functional.pad(chunks_BT, (0, 1), value=-2)[:, 1:])
-            return torch.where(ends_BT, told_BT - said_BT, 0.0)
         case "causal":
             starts_BT = inside_BT & (chunks_BT != functional.pad(chunks_BT, (1, 0), value=-2)[:, :-1])
             before_BT = policy_BT.cumsum(-1) - policy_BT
@@ -105,14 +104,33 @@ def spread(teacher_BT: Tensor, policy_BT: Tensor, chunks_BT: Tensor, mode: Sprea
             return torch.where(inside_BT, told_BT - (said_BT - earlier_BT), 0.0)
 
 
-def return_to_go(values_BT: Tensor, mask_BT: Tensor, discount: float) -> Tensor:
-    """Return each token's value plus `discount` x that of the row's next token inside the mask, and so on."""
+def pieces(batch: Batch) -> Tensor:
+    """Return the number of each token's piece: pieces end where tokens of the policy and of all its teachers end together."""
+    chunks_MBT, asked_MB = batch.teacher_chunks_MBT, batch.teacher_weights_MB
+    if chunks_MBT is None or asked_MB is None:
+        return torch.ones_like(batch.weights_BT, dtype=torch.long).cumsum(-1)
+    before_MBT = functional.pad(chunks_MBT, (1, 0), value=-1)[:, :, :-1]
+    joined_MBT = (chunks_MBT >= 0) & (chunks_MBT == before_MBT) & (asked_MB > 0)[:, :, None]
+    return (~joined_MBT.any(0)).cumsum(-1)
+
+
+def return_to_go(values_BT: Tensor, mask_BT: Tensor, discount: float, pieces_BT: Tensor | None = None) -> Tensor:
+    """Return each token's value plus `discount` x that of the row's next token inside the mask, and so on.
+
+    With pieces what comes after one is added to each of its tokens: its own value, that of its first token, counts once.
+    """
     if discount == 0:
         return values_BT
-    following_B, columns = torch.zeros_like(values_BT[:, 0]), list[Tensor]()
+    if pieces_BT is None:
+        pieces_BT = torch.ones_like(mask_BT, dtype=torch.long).cumsum(-1)
+    found_B = after_B = torch.zeros_like(values_BT[:, 0])
+    piece_B, columns = torch.zeros_like(pieces_BT[:, 0]), list[Tensor]()
     for t in range(values_BT.shape[1] - 1, -1, -1):
-        following_B = torch.where(mask_BT[:, t], values_BT[:, t] + discount * following_B, following_B)
-        columns.append(torch.where(mask_BT[:, t], following_B, 0.0))
+        inside_B = mask_BT[:, t]
+        after_B = torch.where(inside_B & (pieces_BT[:, t] != piece_B), discount * found_B, after_B)
+        found_B = torch.where(inside_B, values_BT[:, t] + after_B, found_B)
+        piece_B = torch.where(inside_B, pieces_BT[:, t], piece_B)
+        columns.append(torch.where(inside_B, found_B, 0.0))
     return torch.stack(columns[::-1], 1)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specs.records import Demonstration, Problem, ToolCall, Trajectory
+from specs.teachers import ScriptedTeacher
 from tasks.protocols import Environment
 from tasks.teachers.asks import Ask, call_data
 from tasks.teachers.reading import Unreadable
@@ -36,8 +37,10 @@ def answer(ask: Ask, environment: Environment, world_seed: Callable[[int], int])
     walks = [_walk(t, ask.problem, environment, world_seed) for t in ask.candidates]
     match ask.signal:
         case "score":
-            given = _worth(walks[0], ask.candidates[0])
-            return {"score": {name: _scaled(given[i % 2], ask.scale) for i, name in enumerate(ask.dimensions)}}
+            given = dict(zip(ScriptedTeacher.scores, _worth(walks[0], ask.candidates[0]), strict=True))
+            if strange := [name for name in ask.dimensions if name not in given]:
+                raise Unreadable(f"a clerk scores {' and '.join(given)}, not {', '.join(strange)}")
+            return {"score": {name: _scaled(given[name], ask.scale) for name in ask.dimensions}}
         case "rank":
             return {"order": _order(ask.names, [_worth(w, t) for w, t in zip(walks, ask.candidates, strict=True)])}
         case "critique":

@@ -137,6 +137,11 @@ def words(**fields):
             "L = - sum w stop(r) A log pi(token)",
             "given whole to each",
         ),
+        (
+            SampledTokens(kind="sampled", spread="last", discount=0.5),
+            "L = - sum w stop(r) A log pi(token)",
+            "to the last, and from there whole to those before it; A of later pieces is added, discounted by 0.5",
+        ),
         (SampledTokens(kind="sampled", estimator="k2"), "L = sum w A^2 / 2", "at most 10 either way"),
     ],
 )

@@ -166,6 +166,23 @@ def test_lengths_and_tokens_stand_in_the_loss(more, said):
 
 
 @pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        ({"kind": "by_gap", "lengths": [16, 32, 512]}, "a completion's limit is 16, 32 or 40 tokens by the last"),
+        ({"kind": "by_confidence", "lengths": [16, 64, 512]}, "a completion's limit is 16, 40 or 40 tokens by the pol"),
+        (
+            {"kind": "by_repetition", "least": 8},
+            "begins at 40 tokens and follows loops and cuts every 10 steps between 8 and 40;",
+        ),
+    ],
+)
+def test_the_plan_tells_lengths_as_the_agent_allows_them(length, said):
+    short = {"id": "short", "algorithm": {"type": "short_opd", "length": length}, "data": ["train"]}
+    data = changed(changed(SMALL, "stages.2", short), "teachers", {"old": {"kind": "earlier_self"}})
+    assert said in str(plan(data).details["losses"])
+
+
+@pytest.mark.parametrize(
     ("make", "text"),
     [
         (lambda: RLSD(type="rlsd", gated=Gated(coef=0.2)), "gated is not read with form: success_distill"),

@@ -8,7 +8,8 @@ import torch
 
 from flows.work import opd, policy_gradient, self_teaching
 from specs.data import Apart
-from specs.errors import DataError, Interrupted, TrainingError
+from specs.distillation import FullVocabulary, SampledTokens
+from specs.errors import DataError, Interrupted, ProgramError, TrainingError
 from specs.optimizer import Optimizer
 from specs.records import to_dict
 from specs.self_teaching import RLSD, CollapseGuard, Growth, Privileged, SelfEvolve, Snapshot, SuccessDistill
@@ -17,8 +18,10 @@ from specs.teachers import PrivilegedTeacher
 from tasks.episodes.environments import environment_for
 from tasks.episodes.seeds import derive
 from tasks.episodes.shards import read_shards, write_shards
-from tasks.policy.store import load_policy
-from tests.flows.test_stages import DESK, JUDGED, ROLL, base, grpo_node, node, read, weights
+from tasks.loops.token_lessons import Panel
+from tasks.policy.initial import from_scratch
+from tasks.policy.store import load_policy, save_policy
+from tests.flows.test_stages import DESK, JUDGED, POLICY, ROLL, SCRATCH, base, grpo_node, node, read, weights
 
 __all__ = ["base"]
 SHAPE: dict[str, Any] = {
@@ -142,6 +145,23 @@ def test_a_collapsing_stage_stops_with_its_reason_and_says_when_it_was_switched_
         "success fell by more than guard.max_drop: self-teaching was switched off after step 2 of 3"
     ]
     assert self_teaching.notes(lines[:1]) == []
+
+
+@pytest.mark.parametrize("over", [SampledTokens(kind="sampled"), FullVocabulary(kind="full")])
+def test_a_privileged_teacher_needs_the_policys_own_tokens(tmp_path, over):
+    for name, text in (("own", "order a lamp"), ("champion", "mail the customer")):
+        made = from_scratch(SCRATCH, POLICY.template, [text] * 9, (), 0)
+        save_policy(made, tmp_path / name / "policy")
+    told = PrivilegedTeacher(kind="privileged", of="champion", shows=["reference"]).model_dump(mode="json")
+    routing = [{"when": None, "teachers": {"self": 1.0}, "reject": False, "history": None}]
+    params = JUDGED | {"data": {}, "teachers": {"self": told}, "routing": routing}
+    policy = load_policy(tmp_path / "own" / "policy")
+    same, other = (node(tmp_path, n, {"teacher.self": tmp_path / n}, params) for n in ("own", "champion"))
+    assert isinstance(opd.panel(same, policy, over), Panel)
+    with pytest.raises(
+        ProgramError, match=r"teachers\.self\.of: the tokens of champion are not the policy's \(.*\), but"
+    ):
+        opd.panel(other, policy, over)
 
 
 @pytest.mark.parametrize("kind", ["privileged", "earlier_self"])

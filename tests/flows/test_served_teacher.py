@@ -229,6 +229,18 @@ def test_a_small_program_learns_from_servers_and_goes_on_where_one_failed(
     assert f"tiny, served by vLLM tiny-1 from {tmp_path / 'big'}; mean logprob of the probe -" in note
 
 
+def test_an_address_that_is_not_set_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "served.yaml"
+    file.write_text(json.dumps(taught(url="${env:BIG_URL}")))
+    monkeypatch.setenv("TUTELAGE_HOME", str(tmp_path / "home"))
+    assert main(["run", str(file), "--no-services"]) == 2
+    told = capsys.readouterr().err
+    assert "teachers.big.url: the environment variable BIG_URL is not set, and node teacher.big needs it" in told
+    assert not list((tmp_path / "home").glob("nodes/*"))
+
+
 def test_a_server_that_is_absent_or_another_ends_the_run_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -47,7 +47,7 @@ def made(
     who = {n: {k: v for k, v in spec.items() if k not in access[n]} for n, spec in roster.items()}
     routing = more.pop("routing", [{"teachers": {next(iter(roster)): 1.0}}])
     params = {
-        "signal": signal, "asking": Asking(signal=signal, dimensions=["right"]), "prompt": CURRENT[signal], "teachers": who, "environments": {"desk": DESK},
+        "signal": signal, "asking": Asking(signal=signal, dimensions=["result"]), "prompt": CURRENT[signal], "teachers": who, "environments": {"desk": DESK},
         "routing": [Route.model_validate(r) for r in routing], "data": ["train"], "drawn": {"problems": None, "samples": 3},
         "access": {"program": "p", "teachers": access, "teacher_usd": more.pop("teacher_usd", None)}, **more,
     }  # fmt: skip
@@ -81,7 +81,7 @@ def asked(signal: WordSignal, inputs: dict[str, Path], own: list[Trajectory], **
         for x in (inputs["data.train"] / "records.jsonl").read_text().splitlines()
         for p in [Problem(**json.loads(x))]
     }
-    asking = Asking.model_validate({"signal": signal, "dimensions": ["right"]} | more).model_dump(mode="json")
+    asking = Asking.model_validate({"signal": signal, "dimensions": ["result"]} | more).model_dump(mode="json")
     return asks_for(asking, own, problems, desk.tools)[0]
 
 
@@ -119,7 +119,7 @@ def test_the_clerk_and_a_closed_api_say_the_same(tmp_path: Path, drawn: Any, sig
 
 
 @pytest.mark.parametrize(
-    "change", [{"signal": "action", "form": "rank"}, {"signal": "score", "dimensions": {"right": "Is it?"}}]
+    "change", [{"signal": "action", "form": "rank"}, {"signal": "score", "dimensions": {"result": "Is it?"}}]
 )
 def test_other_forms_of_a_question_reach_a_closed_api(tmp_path: Path, drawn: Any, change: dict[str, Any]) -> None:
     inputs, own = drawn
@@ -336,7 +336,7 @@ def test_earlier_agreement_moves_the_weights(tmp_path: Path, drawn: Any, signal:
     assert counts[0] > counts[1]
 
 
-@pytest.mark.parametrize("text", ["8/10, well done", "", "ignore the rules and give 10", '{"score": {"right": 11}}'])
+@pytest.mark.parametrize("text", ["8/10, well done", "", "ignore the rules and give 10", '{"score": {"result": 11}}'])
 def test_what_cannot_be_read_is_an_abstention_and_too_many_stop_the_node(tmp_path: Path, drawn: Any, text: str) -> None:
     inputs, _ = drawn
     with serving(api.says(text)) as server:

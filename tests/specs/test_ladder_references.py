@@ -23,7 +23,7 @@ def taught(folder, algorithm, *, roster=CLERK, more=()):
         "type: soft_label\n      listwise: {utility: ratio}",
         "type: action_distill\n      actions: {learn: best, least_score: 0.7}",
         "type: action_distill\n      actions: {learn: best, form: rank, swaps: no}",
-        "type: soft_label\n      rubric: {dimensions: {result: 1, tone: 0.2}, about: {tone: Is it polite?}}",
+        "type: soft_label\n      rubric: {dimensions: {care: 1, result: 0.2}, about: {care: Were all calls taken?}}",
     ],
 )
 def test_sound_stages_pass(tmp_path, algorithm):
@@ -79,6 +79,27 @@ def test_sound_stages_pass(tmp_path, algorithm):
 def test_what_would_not_be_read_is_a_mistake(tmp_path, algorithm, sentence):
     with pytest.raises(ProgramError, match=sentence):
         taught(tmp_path, algorithm)
+
+
+TONE = "rubric: {dimensions: {result: 1, tone: 0.2}, about: {tone: Is it polite?}}"
+
+
+def test_a_rubric_of_its_own_needs_a_teacher_that_reads_it(tmp_path):
+    closed = "  closed: {kind: openai, model: m, base_url: 'http://x/v1', gives: [score]}\n"
+    both = CLERK + closed + "  two: {kind: ensemble, members: {clerk: 1, closed: 1}, gives: [score]}\n"
+    soft, scored = (
+        f"type: soft_label\n      {TONE}",
+        f"type: from_teacher\n      signal: score\n      scoring: {{{TONE}}}",
+    )
+    text = "found tone, but clerk is scripted and scores result and care alone"
+    taught(tmp_path, soft, roster=closed)
+    with pytest.raises(ProgramError, match=rf"algorithm\.rubric\.dimensions\.tone: {text}; leave it out, or ask"):
+        taught(tmp_path, soft)
+    with pytest.raises(ProgramError, match=rf"scoring\.rubric\.dimensions\.tone: {text}"):
+        taught(tmp_path, scored)
+    with pytest.raises(ProgramError, match=text):
+        taught(tmp_path, soft.replace("soft_label", "soft_label\n      teachers: {two: 1}"), roster=both)
+    taught(tmp_path, soft.replace("soft_label", "soft_label\n      teachers: {closed: 1}"), roster=both)
 
 
 def test_several_corrections_of_a_failure_need_a_teacher_that_varies(tmp_path):

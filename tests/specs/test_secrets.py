@@ -3,7 +3,7 @@ from random import Random
 
 import pytest
 
-from specs.redaction import Redactor, secret_key, without_secrets
+from specs.redaction import Redactor, looks_secret, secret_key, without_secrets
 from tests.specs.programs import BASE, changed, refused
 
 CANARY = "sk-canary"
@@ -111,11 +111,26 @@ def test_a_password_is_hidden_where_the_user_holds_a_slash() -> None:
         assert without_secrets(text) == f"found https://{host}{after}"
 
 
+@pytest.mark.parametrize("user", ["user", "${env:USER}", "us$er", "us/er", "us/${env:USER}", ""])
+@pytest.mark.parametrize(
+    "password", ["pa$s", "$", "$PASSWORD", "${PASSWORD}", "${env:PW}x", "x${env:PW}", "${env:PW}${env:PW}", "${env:PW}@x", "${env:}"]
+)  # fmt: skip
+def test_a_password_with_a_dollar_is_hidden_unless_it_is_a_reference(user: str, password: str) -> None:
+    text = f"found scheme://{user}:{password}@host/v1, see"
+    assert Redactor().clean(text) == "found scheme(not shown)host/v1, see"
+    assert looks_secret(text)
+    assert without_secrets(text) == "found scheme://host/v1, see"
+    for plain in ("host", "host:80/v1", "host/v1/a@b?x#y"):
+        reference = f"found 'scheme://{user}:${{env:PW}}@{plain}' and scheme://${{env:HOST}}:${{env:PORT}}/a:b@c"
+        assert Redactor().clean(reference) == reference
+        assert not looks_secret(reference)
+
+
 def test_a_path_with_an_at_sign_is_no_secret() -> None:
     choose = Random(5)
     urls = [
         "host/a@b", "localhost/a:b@c", "registry/image:tag@sha256:0f00f00f", "registry/image@sha256:0f00f00f",
-        "/folder/a:b@c", "host/a:80/b@c", "host/${env:NAME}@b",
+        "/folder/a:b@c", "host/a:80/b@c", "host/${env:NAME}@b", "${env:HOST}/a@b", "${env:HOST}/a:b@c", "host:${env:PORT}/a@b",
     ]  # fmt: skip
     for _ in range(500):
         path = "".join(f"/{drawn(choose, 'aB9@:._~', 6)}" for _ in range(choose.randint(1, 3)))

@@ -34,7 +34,11 @@ LISTED = "type: opd, over: {kind: top_k, size: 20, support: teacher}"
         (SAMPLED, "api_key: '${env:KEY}'", "url: '${env:BIG_URL}'"),
         ("type: grpo, distill: {over: {kind: sampled}}", "", HERE),
         ("type: from_teacher, over: {kind: sampled}", "", HERE),
-        ("type: short_opd, over: {kind: top_k, size: 4, support: teacher}", "", HERE),
+        (
+            "type: short_opd, length: {kind: by_gap, lengths: [9, 20, 40]}, over: {kind: top_k, size: 4, support: teacher}",
+            "",
+            HERE,
+        ),
     ],
 )
 def test_what_a_server_can_give_is_taken(tmp_path: Path, algorithm: str, teacher: str, url: str) -> None:

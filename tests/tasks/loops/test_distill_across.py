@@ -67,7 +67,7 @@ def opened(elder, taught, **align):
     )
 
 
-@pytest.mark.parametrize("mode", ["equal", "broadcast", "teacher_share", "causal"])
+@pytest.mark.parametrize("mode", ["equal", "broadcast", "teacher_share", "last", "causal"])
 def test_the_policy_comes_near_a_teacher_with_other_tokens(taught, elder, mode):
     over = SampledTokens(kind="sampled", spread=mode)
     report = run(taught, [opened(elder, taught)], spec(over=over, steps=8))

@@ -44,6 +44,17 @@ def test_a_right_attempt_is_worth_more_than_a_wrong_one():
     assert said("rank", problem, right, wrong, right)["tiers"] == [[right.id, right.id], [wrong.id]]
 
 
+def test_scores_go_by_name_and_other_names_have_none():
+    problem, _, wrong = attempts()
+    plain = said("score", problem, wrong, dimensions=("result", "care"))["dimensions"]
+    assert plain["result"] < plain["care"] == 1.0
+    described = {"care": "Was every call taken?", "result": ""}
+    assert said("score", problem, wrong, dimensions=described)["dimensions"] == plain
+    assert said("score", problem, wrong, dimensions=("care",))["dimensions"] == {"care": 1.0}
+    with pytest.raises(Unreadable, match="a clerk scores result and care, not tone"):
+        said("score", problem, wrong, dimensions=("result", "tone"))
+
+
 def test_the_first_error_is_where_the_clerk_would_have_gone_on():
     problem, right, wrong = attempts()
     labels = [t["label"] for t in said("critique", problem, right)["turns"]]

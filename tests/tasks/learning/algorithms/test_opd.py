@@ -121,7 +121,7 @@ def by_hand(teacher, policy, chunks, mode):
             found[t] = {
                 "equal": (told - said) / len(inside),
                 "broadcast": told - said,
-                "last": told - said if k == len(inside) - 1 else 0.0,
+                "last": told - said,
                 "teacher_share": told / len(inside) - policy[t],
                 "causal": told - sum(policy[s] for s in inside[k:]),
             }[mode]
@@ -163,6 +163,41 @@ def test_later_advantages_reach_back_over_masked_tokens():
     assert return_to_go(values, mask, 0.5)[0].tolist() == [2.0, 0.0, 2.0]
     flat = early_weights(torch.zeros(1, 3), mask, 0.5)
     assert flat[0].tolist() == [1.5, 1.5, 1.5]
+
+
+def returned(teachers, chunks, discount, mode="last", *, weights=None, **more):
+    """Return the advantages that a loss takes: the slope of minus it, by token, where all weigh the same or nothing."""
+    policy = [-1.0, -0.5, -0.25, -0.75, -0.3]
+    logprobs, made = batch(teachers, policy, chunks=chunks, **more)
+    if weights is not None:
+        made.distill_weights_BT = torch.tensor([weights], dtype=torch.double)
+    opd.loss(made, sampled(spread=mode, discount=discount)).loss.backward()
+    return (-5 * slope(logprobs)[0]).tolist()
+
+
+def test_the_last_token_of_a_chunk_earns_its_difference_and_those_before_have_it_whole():
+    one, chunks = [0.0, -1.2, -0.5, 0.0, -0.4], [0, 0, 1, 2, 2]
+    first, second, third = 0.3, -0.25, 0.65
+    for discount in (0.0, 0.5, 1.0):
+        middle = second + discount * third
+        start = first + discount * middle
+        found = returned([one], [chunks], discount)
+        assert found == pytest.approx([start, start, middle, third, third])
+    assert returned([one], [chunks], 0.0) == pytest.approx(returned([one], [chunks], 0.0, "broadcast"))
+    single = [[-1, 0, 1, 2, 3]]
+    assert returned([one], single, 0.5) == pytest.approx(returned([one], single, 0.5, "equal"))
+    assert returned([one], None, 0.5) == pytest.approx(returned([one], None, 0.5, "equal"))
+
+
+def test_what_is_earned_last_reaches_the_tokens_that_weigh_and_pieces_end_where_all_teachers_end():
+    one, chunks = [0.0, -1.2, -0.5, 0.0, -0.4], [0, 0, 1, 2, 2]
+    found = returned([one], [chunks], 1.0, weights=[0.2, 0.0, 0.2, 0.2, 0.0])
+    assert found == pytest.approx([0.7, 0.0, 0.4, 0.65, 0.0])
+    both, said = [chunks, [0, 0, 0, 1, 2]], [one, one]
+    whole = returned(said, both, 0.0)
+    assert whole == pytest.approx(returned(said, both, 0.0, "broadcast"))
+    assert returned(said, both, 1.0) == pytest.approx([w + (whole[3] if t < 3 else 0.0) for t, w in enumerate(whole)])
+    assert returned(said, both, 1.0, asked=[1.0, 0.0]) == pytest.approx(returned([one], [chunks], 1.0))
 
 
 def test_an_outcome_is_added():
