@@ -103,7 +103,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         needs=("preflight",),
     ),
     NodeKind(
-        "train.policy_gradient", 5, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient,
+        "train.policy_gradient", 6, "flows.work.policy_gradient:train", True, estimates_of_opd.policy_gradient,
         (*_PLACES, "access"), trains=True, needs=("decision",),
     ),
     NodeKind("train.best", 1, "flows.work.choosing:best", False, estimates.started, trains=True),
@@ -117,10 +117,10 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         ("path", "list", "access"),
     ),
     NodeKind(
-        "train.opd", 4, "flows.work.opd:train", True, estimates_of_opd.opd, (*_PLACES, "access"), trains=True
+        "train.opd", 5, "flows.work.opd:train", True, estimates_of_opd.opd, (*_PLACES, "access"), trains=True
     ),
     NodeKind(
-        "teach", 3, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn", "downgrades"),
+        "teach", 4, "flows.work.teaching:teach", False, estimates_of_teachers.teach, ("access", "drawn", "downgrades"),
         needs=("rollouts",),
     ),
     NodeKind("rollouts", 1, "flows.work.lessons:rollouts", True, estimates_of_ladder.rollouts, _PLACES),

@@ -151,14 +151,14 @@ class _Chunked(torch.autograd.Function):
                 common = slope.shape[1]
                 to_states[part] = (slope @ head[:common]).to(to_states.dtype)
                 to_weight[:common] += (slope.t() @ states).float()
-        ctx.save_for_backward(to_states, to_weight)
-        ctx.head_type = weight_VD.dtype
+        ctx.made, ctx.head_type = (to_states, to_weight), weight_VD.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        to_states, to_weight = ctx.saved_tensors
-        return to_states * gradients[0], (to_weight * gradients[0]).to(ctx.head_type), None, None
+        """Scale in place what was made, once: a second table of the head's size would be the largest there is."""
+        (to_states, to_weight), ctx.made = ctx.made, None
+        return to_states.mul_(gradients[0]), to_weight.mul_(gradients[0]).to(ctx.head_type), None, None
 
 
 def _rows_at_a_time(vocabulary: int, width: int) -> int:

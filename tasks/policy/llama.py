@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from tasks.policy.attention import attention
 from tasks.policy.config import LlamaConfig
 from tasks.policy.norm import rms_norm
+from tasks.policy.swiglu import swiglu
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_BTHE, k_BTKE, v_BTKE) -> BT(HE)."""
@@ -59,8 +60,7 @@ class Block(nn.Module):
         if at_N is not None:  # what follows attention looks at each position alone
             x_BTD, y = (t.flatten(0, 1)[at_N] for t in (x_BTD, y))
         x = x_BTD + self.o(y)
-        gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, -1)
-        return x + self.down(functional.silu(gate) * up)
+        return x + self.down(swiglu(self.gate_up(self.norm_mlp(x))))
 
 
 @dataclass(slots=True)
@@ -212,11 +212,8 @@ def _seen(positions_BT: Tensor, length: int, group: int) -> Tensor:
 
 
 def _attend(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, seen: Tensor | None) -> Tensor:
-    rows, length, heads, _ = q_BTHE.shape
-    q, k, v = (t.transpose(1, 2) for t in (q_BTHE, k_BTKE, v_BTKE))
-    if k.shape[1] != heads:
-        k, v = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
-    y = attention(q, k, v, seen)
+    rows, length, _, _ = q_BTHE.shape
+    y = attention(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), v_BTKE.transpose(1, 2), seen)
     return y.transpose(1, 2).reshape(rows, length, -1)
 
 

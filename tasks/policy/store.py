@@ -177,8 +177,11 @@ def refuse_unsafe(folder: Path) -> None:
 
 
 def _starts_like_pickle(path: Path) -> bool:
+    """Return whether it is one by its first bytes; the length of a safetensors header may begin with the same two."""
     with path.open("rb") as f:
-        return f.read(4).startswith(_PICKLE_STARTS)
+        start = f.read(9)
+    header = start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
+    return start.startswith(_PICKLE_STARTS) and not header
 
 
 def _code_keys(data: Any) -> Iterator[str]:

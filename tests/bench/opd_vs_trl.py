@@ -1,7 +1,8 @@
 """A step of on-policy distillation over a vocabulary of 49,152 against TRL on the CPU: full reverse KL, given completions.
 
 Both of the peer's trainers are asked, and the faster one counts. Completions are given to all sides, so that generation is
-in no figure; no prompt is shared. Memory is compared with the product's own form in which every table of logits is whole.
+in no figure; no prompt is shared. Memory above that of the loaded models is set against two forms in which every table of
+logits is whole: the peer's GKDTrainer, which the bound is for, and the product's own, which differs in nothing else.
 """
 
 import sys
@@ -84,15 +85,16 @@ def measure(name: str, options: Any) -> Made:
 
 def _figures(name: str, found: dict[str, list[Made]], options: Any) -> Made:
     ratios = {peer: ratio(found["own"], found[peer], "seconds") for peer in ("distillation", "gkd")}
-    above = {n: median(m["peak_mb"] - m["loaded_mb"] for m in found[n]) for n in ("own", "whole")}
+    above = {n: median(m["peak_mb"] - m["loaded_mb"] for m in made) for n, made in found.items()}
     losses = {n: found[n][0]["found"][0] for n in found}
     apart = max(abs(value - losses["own"]) / abs(losses["own"]) for value in losses.values())
-    memory = above["own"] / above["whole"]
+    memory = above["own"] / above["gkd"]
     return {
         "ratio": min(ratios.values()),
         "ratios": ratios,
         "cpu_ratios": {peer: ratio(found["own"], found[peer], "cpu") for peer in ratios},
         "memory": memory,
+        "memory_own_whole": above["own"] / above["whole"],
         "above_models_mb": above,
         "peak_mb": {n: median(m["peak_mb"] for m in made) for n, made in found.items()},
         "first_loss": losses,
@@ -109,7 +111,7 @@ def main() -> None:
         measure,
         BOUNDS,
         "equal losses",
-        f"<= {MEMORY:g} of the whole form's memory",
+        f"<= {MEMORY:g} of the memory of the peer's whole form",
     )
 
 

@@ -35,6 +35,22 @@ def test_value_and_gradients_are_those_of_fp32_but_for_rounding(shape, scores, m
         assert (one.float() - other).norm() <= 0.01 * other.norm() + 1e-6
 
 
+@pytest.mark.parametrize("scores", [2**22, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_shared_by_a_group_have_the_gradients_of_all_its_heads(dtype, scores, monkeypatch):
+    monkeypatch.setattr(attention, "_SCORES", scores)
+    shapes = [(2, 6, 11, 16), (2, 2, 11, 16), (2, 2, 11, 16), (2, 6, 11, 16)]
+    inputs = [drawn(shape, i).bfloat16().float() for i, shape in enumerate(shapes)]
+
+    def repeated(q, k, v):
+        return scaled_dot_product_attention(q, *(t.repeat_interleave(3, 1) for t in (k, v)), is_causal=True)
+
+    expected = passed(repeated, inputs, torch.float32)
+    for one, other in zip(passed(causal, inputs, dtype), expected, strict=True):
+        assert one.shape == other.shape
+        assert (one.float() - other).norm() <= (0.01 if dtype == torch.bfloat16 else 1e-6) * other.norm()
+
+
 def test_no_token_hears_of_what_follows_it():
     inputs = [drawn((1, 2, 9, 16), i) for i in range(3)]
     late = torch.zeros(1, 2, 9, 16)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from specs.errors import ProgramError, StateError
 from specs.policy import PretrainedPolicy
 from tasks.policy.initial import from_pretrained
-from tasks.policy.store import LoadedPolicy, load_policy, save_policy
+from tasks.policy.store import LoadedPolicy, load_policy, refuse_unsafe, save_policy
 from tests.tasks.episodes.counter_world import counter_policy
 
 
@@ -81,6 +81,18 @@ class Bomb:
 
     def __reduce__(self):
         return (Path.touch, (self.mark,))
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580])
+def test_a_header_whose_length_reads_like_a_pickle_is_none(length, folder):
+    path = folder / "further.safetensors"
+    save_file({"x": torch.zeros(2)}, path)
+    written = path.read_bytes()
+    size = int.from_bytes(written[:8], "little")
+    path.write_bytes(length.to_bytes(8, "little") + written[8 : 8 + size].ljust(length) + written[8 + size :])
+    assert path.read_bytes()[:2] == bytes([0x80, length >> 8])
+    assert torch.equal(load_file(path)["x"], torch.zeros(2))
+    refuse_unsafe(folder)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter.pt", "optimizer.pkl", "model.safetensors"])
