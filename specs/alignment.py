@@ -33,4 +33,5 @@ class Alignment(Spec):
     """A chunk with more tokens on either side is dropped. One token for a piece of a call (`schema_tokens`) is easily twenty of a
     teacher's, and it is the one that names the tool."""
     max_gap: Positive = 20.0
-    """A chunk on which teacher and policy differ by more nats is dropped."""
+    """A chunk on which teacher and policy differ by more nats is dropped, and teaches nothing: of a teacher that is sure of
+    itself, raise it."""

@@ -38,7 +38,10 @@ def _from_teacher(c: Checks, path: KeyPath, spec: FromTeacher) -> None:
     for name, reader in _OF.items():
         if reader not in signals and getattr(spec, name) != FromTeacher.model_fields[name].default:
             text = f"is not read: the stage learns from {' and '.join(signals)}, and {name} is about {reader}"
-            c.wrong((*path, name), text)
+            if reader in spec.usable:  # with signal: auto another teacher's name makes it read
+                c.odd((*path, name), f"{text}, which its teachers would have to give")
+            else:
+                c.wrong((*path, name), text)
     for signal in signals:
         if signal in ("rank", "score") and spec.samples < 2:
             text = f"found {spec.samples}, expected at least 2: {signal} compares within a problem"

@@ -8,6 +8,7 @@ by the spans of the original text that the tokenizer reports.
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +40,7 @@ class Encoded:
     exact: bool
     """The tokens' bytes are the text's. Where not, the tokenizer changed the text and `ends` come from its own spans."""
     unknown: NDArray[np.bool_]
-    """Tokens that stand for what the vocabulary cannot write."""
+    """Tokens that stand for what the vocabulary cannot write, or where characters are that no token stands for."""
 
 
 class AnyTokenizer:
@@ -55,6 +56,8 @@ class AnyTokenizer:
         self.kind: Kind = _kind(data, name)
         self.specials = {i: t.content for i, t in backend.get_added_tokens_decoder().items() if t.special}
         self.table = _byte_table(backend, data["model"], self.kind, self.specials)
+        single = {b[0] for b in self.table if len(b) == 1}
+        self._lacking = frozenset(range(256)) - single if self.kind == "byte_level" else frozenset[int]()
         self._lengths = np.array([len(b) for b in self.table], dtype=np.int64)
         unknown: str | int | None = data["model"].get("unk_token")
         if data["model"].get("type") == "Unigram":
@@ -124,7 +127,9 @@ class AnyTokenizer:
                 return Encoded(ids, self.ends_of(ids), exact=True, unknown=unknown)
             if written == b" " + wanted:
                 return Encoded(ids, np.maximum(self.ends_of(ids) - 1, 0), exact=True, unknown=unknown)
-        return Encoded(ids, _ends_by_spans(text, found.offsets), exact=False, unknown=unknown)
+        ends = _ends_by_spans(text, found.offsets)
+        unknown |= _beside_lost(text, found.offsets, ends, self._lacking)
+        return Encoded(ids, ends, exact=False, unknown=unknown)
 
 
 def _kind(data: dict[str, Any], name: str) -> Kind:
@@ -180,3 +185,26 @@ def _ends_by_spans(text: str, offsets: Sequence[tuple[int, int]]) -> Ends:
     starts, ends = np.array(offsets, dtype=np.int64).T
     ends = np.concatenate([np.minimum(ends[:-1], np.maximum(starts[1:], starts[:-1])), ends[-1:]])
     return np.maximum.accumulate(at[ends])
+
+
+def _beside_lost(
+    text: str, offsets: Sequence[tuple[int, int]], ends: Ends, lacking: frozenset[int]
+) -> NDArray[np.bool_]:
+    """Return at which tokens characters were lost: those with a byte that no token has, or in no token's span.
+
+    Spaces and accents in no span are what a normaliser takes off.
+    """
+    data = [c.encode(errors="surrogatepass") for c in text]
+    told = np.zeros(len(text), dtype=bool)
+    for start, end in offsets:
+        told[start:end] = True
+    lost = [
+        i
+        for i, c in enumerate(text)
+        if not lacking.isdisjoint(data[i]) or not (told[i] or c.isspace() or unicodedata.combining(c))
+    ]
+    after = np.array([len(c) for c in data], dtype=np.int64).cumsum()
+    places = np.searchsorted(ends, after[lost])
+    found = np.zeros(len(ends), dtype=bool)
+    found[places[places < len(ends)]] = True
+    return found

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from specs.loader import load_program
 from tests.contracts.sources import ROOT
 from tests.tasks.teachers.closed_clerk import serve
 
@@ -22,9 +23,10 @@ def test_a_recipe_learns_from_a_closed_api(
     home = tmp_path / "home"
     monkeypatch.setenv("TUTELAGE_HOME", str(home))
     monkeypatch.setenv("TEACHER_KEY", KEY)
+    gives = ", ".join(load_program(recipe).program.teachers["clerk"].gives)
     closed = (
         "{kind: openai, model: closed, base_url: '${env:TEACHER_URL}', api_key: '${env:TEACHER_KEY}', "
-        "gives: [sample, rank, score, critique, action], failure_share: 1.0, price: {input: 1.0, output: 2.0}}"
+        f"gives: [{gives}], limits: {{ask_again: 0}}, price: {{input: 1.0, output: 2.0}}}}"
     )
     with serve(recipe, home) as server:
         monkeypatch.setenv("TEACHER_URL", server.url)
@@ -34,7 +36,9 @@ def test_a_recipe_learns_from_a_closed_api(
         assert code == 0, told
         asked = len(server.seen.bodies)
         assert asked > 0
-        assert not any("logprobs" in body for body in server.seen.bodies)
+        assert len(server.seen.replies) == asked
+        assert not any("logprobs" in json.dumps(body) for body in server.seen.bodies)
+        assert not any(b"logprobs" in reply for reply in server.seen.replies)
         assert max(server.seen.keys.values()) == 1
         assert main(command) == 0
         assert len(server.seen.bodies) == asked
@@ -42,3 +46,12 @@ def test_a_recipe_learns_from_a_closed_api(
     assert written == []
     ends = {n["node"]: n["status"] for n in told["nodes"]}
     assert all(status in ("completed", "reused") for status in ends.values()), ends
+    taught = [n for n in told["nodes"] if n["node"] != "teach"]
+    for node in (n for n in taught if n["kind"] == "teach"):
+        assert node["metrics"]["answered"] > 0.8 * node["metrics"]["asked"] > 0, node
+    trained = [n for n in taught if n["kind"].startswith("train.")]
+    assert {s.id for s in load_program(recipe).program.stages[1:]} <= {n["node"] for n in trained}
+    for node in trained:
+        receipt = json.loads((home / "nodes" / node["run_key"] / "receipt.json").read_text())
+        assert receipt["cost"].get("steps", 0) > 0, "there was nothing to train on"
+        assert receipt["metrics"].get("units", receipt["metrics"].get("pairs", 0)) > 0

@@ -143,5 +143,8 @@ def test_a_short_distillation_shows_its_tokens_and_what_became_of_each_type(monk
     found = table([Result("short_opd", s, 0, 1.0, 1.0, 1.0, 1.0, 2, [], rows, []) for s in (17, 18)], program)
     assert "| short | short_opd | 9000 | 8000 | 4000 |" in found
     assert "| full | opd | 9999 | 9999 | 9999 |" in found
-    assert "| success by type on hidden | harvest | pruned | full | short | rounded | loops | rounded_again |" in found
-    assert f"| mail |{' 0.667 |' * 7}" in found
+    assert (
+        "| success by type on hidden | harvest | pruned | full | short | sure | rounded | loops | rounded_again |"
+        in found
+    )
+    assert f"| mail |{' 0.667 |' * 8}" in found

@@ -35,7 +35,10 @@ def test_sound_stages_pass(tmp_path, algorithm):
     ("algorithm", "sentence"),
     [
         ("type: from_teacher\n      signal: rank\n      goal: succeed", "goal: has no effect with signal: rank"),
-        ("type: from_teacher\n      ranking: {swaps: no}", "ranking: is not read: the stage learns from action"),
+        (
+            "type: from_teacher\n      critique: {turn_coef: 1.0}",
+            "critique: is not read: the stage learns from action, and critique is about critique",
+        ),
         ("type: from_teacher\n      signal: rank\n      samples: 1", "samples: found 1, expected at least 2"),
         (
             "type: from_teacher\n      signal: score\n      scoring: {weight: 1.0}",
@@ -73,7 +76,10 @@ def test_sound_stages_pass(tmp_path, algorithm):
         ),
         ("type: soft_label\n      signal: rank", "found rank, expected score"),
         ("type: soft_label\n      samples: 1", "expected"),
-        ("type: from_teacher\n      over: {kind: sampled}", "over: is not read: the stage learns from action"),
+        (
+            "type: from_teacher\n      signal: action\n      over: {kind: sampled}",
+            "over: is not read: the stage learns from action, and over is about logprobs",
+        ),
     ],
 )
 def test_what_would_not_be_read_is_a_mistake(tmp_path, algorithm, sentence):
@@ -125,6 +131,22 @@ def test_several_corrections_of_a_failure_need_a_teacher_that_varies(tmp_path):
     asks = "type: from_teacher\n      corrections: {samples: 3, learn: pairs}"
     with pytest.raises(ProgramError, match=r"to the same question closed always gives the same answer; write"):
         taught(tmp_path, asks, roster=roster)
+
+
+def test_settings_for_other_teachers_are_told_and_no_mistake_with_auto(tmp_path):
+    asks = "type: from_teacher\n      ranking: {swaps: no}\n      over: {kind: sampled}"
+    old = "  old: {kind: earlier_self, of: init}\n"
+    for roster, unread in (
+        (CLERK, {"ranking": "action, and ranking is about rank", "over": "action, and over is about logprobs"}),
+        (old, {"ranking": "logprobs, and ranking is about rank"}),
+    ):
+        told = {w.path[-1]: w.text for w in taught(tmp_path, asks, roster=roster).warnings}
+        assert {name: told.get(name) for name in ("ranking", "over")} == {
+            name: f"is not read: the stage learns from {unread[name]}, which its teachers would have to give"
+            if name in unread
+            else None
+            for name in ("ranking", "over")
+        }
 
 
 def test_what_probabilities_do_not_read_is_told(tmp_path):

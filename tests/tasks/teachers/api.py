@@ -20,6 +20,8 @@ class Seen:
     """What reached the server: it is the witness of what was paid for."""
 
     bodies: list[Body] = field(default_factory=list)
+    replies: list[bytes] = field(default_factory=list)
+    """Whole replies, not streamed ones."""
     times: list[float] = field(default_factory=list)
     keys: Counter[str] = field(default_factory=Counter)
     """Requests by messages."""
@@ -86,6 +88,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
+        with self.api.seen.lock:
+            self.api.seen.replies.append(data)
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from specs.errors import StateError
 from tasks.tokens.bytes import AnyTokenizer
 from tasks.tokens.equality import difference
+from tasks.tokens.tokenizer import byte_characters
 from tests.tasks.tokens.kinds import KINDS, byte_level, tokenizer
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40) | st.lists(
@@ -83,6 +84,21 @@ def test_an_unknown_token_is_marked_and_never_exact():
         found = tokenizer(kind).encode("a 🗼 b")
         assert found.unknown.sum() == 1
         assert not found.exact
+
+
+def test_a_character_that_no_token_stands_for_is_marked_at_the_token_after_it():
+    data = json.loads(byte_level().to_str())
+    lacking = [c for c, b in byte_characters().items() if b in (0x1D, 0xF1)]
+    data["model"]["vocab"] = {t: i for t, i in data["model"]["vocab"].items() if t not in lacking}
+    gappy = AnyTokenizer.from_json(json.dumps(data))
+    assert gappy.encode("ab 🗼 c").exact
+    found = gappy.encode("a\x1db \U00040000 c")
+    assert not found.exact
+    assert [gappy.table[i] for i in found.ids] == [b"a", b"b", b" ", *[b"\x80"] * 3, b" c"]
+    assert found.unknown.tolist() == [False, True, False, False, False, True, False]
+    assert gappy.encode("b\x1d").unknown.tolist() == [False], "after it there is none: it is no part of any chunk"
+    cleaned = tokenizer("word_piece").encode("cancel \ufffd e\u0301  red")
+    assert cleaned.unknown.tolist() == [False, True, False]
 
 
 def test_ends_of_tokens_over_one_character_rise_only_with_the_last():
