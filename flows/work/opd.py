@@ -1,44 +1,32 @@
 """Bodies of distillation from open teachers: a checkpoint made ready, and the stage itself."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from flows.context import NodeContext, Outcome
-from flows.work import inputs, training
+from flows.work import inputs, panels, training
 from flows.work.keeping import Keeper, load_weights
 from flows.work.reading import environments, records
 from specs.algorithms import ALGORITHMS
-from specs.alignment import Alignment
-from specs.distillation import OPD, Over, TopTokens
-from specs.errors import DataError, ProgramError
+from specs.distillation import OPD
+from specs.errors import DataError
 from specs.records import Demonstration, Trajectory
-from specs.routing import Route
 from specs.short_opd import ShortOPD
-from specs.teachers import ModelTeacher, PrivilegedTeacher
-from specs.when import problem_values
+from specs.teachers import ModelTeacher
 from tasks.episodes.agents import agent_for
 from tasks.episodes.render import render_demonstration
 from tasks.episodes.shards import told_apart, write_shards
 from tasks.files import write_json
 from tasks.learning.learner import Learner
-from tasks.learning.opening import Scoring, open_token_teacher, tokens_apart
-from tasks.learning.privileged import ShownTeacher
 from tasks.loops.collect import drift_notes
-from tasks.loops.contexts import Contexts, solver
 from tasks.loops.distill import Distilling, DistillReport, train_opd, trained_tokens
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.shortening import Shortening
-from tasks.loops.token_lessons import Panel
-from tasks.policy.foreign import LoadedTeacher, load_teacher, read_teacher, save_teacher
+from tasks.policy.foreign import read_teacher, save_teacher
 from tasks.policy.store import LoadedPolicy
-from tasks.protocols import Keeping, TokenTeacher
-from tasks.teachers.routing import require_teachers, rule_for, rules_of, weights_of
-from tasks.tokens.template import system_text
 
 _LAST_STEPS = 5
 """Steps over which the receipt's figures are averaged."""
@@ -56,14 +44,14 @@ def model(node: NodeContext) -> Outcome:
 
 
 def train(node: NodeContext) -> Outcome:
-    """Train by on-policy distillation; writes `policy/`, `curve.json` and `trajectories/`."""
+    """Train by on-policy distillation; writes `policy/`, `curve.json`, `signals.json` and `trajectories/`."""
     spec = ALGORITHMS.validate(node.params["algorithm"])
     assert isinstance(spec, OPD), f"{type(spec).__name__} does not distil on the policy's rollouts"
     policy = inputs.start_policy(node)
     learner = training.learner_for(node, policy, spec.optimizer, spec.steps * spec.updates_per_batch)
     arena, sampler = inputs.arena(node, policy)
     keeper = Keeper(RolloutStore(node.checkpoints / "rollouts"))
-    asked = panel(node, policy, spec.over)
+    asked = panels.panel(node, policy, spec.over)
     stage = Distilling(
         spec=spec,
         problems=ProblemOrder(inputs.problem_sets(node), node.seed, inputs.weights(node)),
@@ -74,103 +62,18 @@ def train(node: NodeContext) -> Outcome:
         demonstrations=_demonstrations(node, policy) if spec.demonstrations else (),
         shape=Shortening(spec, arena.max_new_tokens) if isinstance(spec, ShortOPD) else None,
         keep=keeper.keep,
-        before_save=settling(keeper, asked),
+        keep_signals=keeper.keep_signals,
+        before_save=panels.settling(keeper, asked),
     )
     report = train_opd(learner, arena, stage, inputs.hooks(node))
     inputs.save_result(node, policy, learner, report.probe)
     kept = keeper.all(spec.steps)
     write_shards(node.out / "trajectories", kept)
+    taught = panels.write_taught(node, asked, kept, keeper.signals(spec.steps))
     write_json(node.out / "curve.json", _curve(report))
     notes = [*inputs.precision_notes(node), *inputs.empty_notes(node), *_notes(report, spec), *drift_notes(kept)]
     cost = _cost(report, learner) | server_cost(report.curve)
-    return Outcome(metrics=_metrics(report), cost=cost, notes=[*notes, *server_notes(report.curve)])
-
-
-def settling(keeper: Keeper, asked: Panel | None) -> Callable[[int], None]:
-    """Return what is done before a checkpoint of a step is written."""
-
-    def settle(step: int) -> None:
-        keeper.flush(step)
-        if asked is not None:
-            asked.settle()
-
-    return settle
-
-
-def panel(node: NodeContext, policy: LoadedPolicy, over: Over) -> Panel:
-    """Return the stage's teachers, loaded, and what each weighs by problem. ProgramError where one cannot be compared."""
-    names = list(node.params["teachers"])
-    scoring = Scoring(
-        inputs.precision(node, "precision"), inputs.execution(node).micro_batch_tokens, inputs.device(node)
-    )
-    teachers: list[TokenTeacher] = []
-    system = _system(node)
-    size = over.size if isinstance(over, TopTokens) else 0
-    asking: list[Keeping] = []
-    for name in names:
-        who = node.params["teachers"][name]
-        if who["kind"] == "served_model":
-            from flows.work.served_teachers import served_teacher
-
-            served, client = served_teacher(node, name, policy, who, over=over.kind, size=size, system=system)
-            teachers.append(served)
-            asking.append(client)
-            continue
-        align = Alignment.model_validate(who.get("align") or {})
-        loaded = load_teacher(node.inputs[f"teacher.{name}"] / "policy")
-        if who["kind"] == "privileged":
-            _need_the_same_tokens(name, who, loaded, policy)
-        opened = open_token_teacher(name, loaded, policy, align, scoring=scoring, over=over.kind, system=system)
-        teachers.append(_shown(node, policy, opened, who))
-    return Panel(teachers, _weights(node, names), asking, inputs.execution(node).scoring_queue)
-
-
-def _system(node: NodeContext) -> Callable[[Trajectory], str]:
-    """Return what a template with a system turn says there of a trajectory's problem."""
-    problems = {p.id: p for found in inputs.problem_sets(node).values() for p in found}
-    agent, worlds = agent_for(inputs.agent_spec(node)), environments(node)
-
-    def of(trajectory: Trajectory) -> str:
-        problem = problems.get(trajectory.problem_id)
-        return system_text(worlds[trajectory.environment].tools(problem), agent.instruction)
-
-    return of
-
-
-def _need_the_same_tokens(name: str, spec: Mapping[str, Any], teacher: LoadedTeacher, policy: LoadedPolicy) -> None:
-    """Raise ProgramError where a privileged teacher has other tokens than the policy, whose own it reads behind a message."""
-    if (apart := tokens_apart((teacher.tokenizer, teacher.frame), policy)) is not None:
-        raise ProgramError(
-            f"teachers.{name}.of: the tokens of {spec.get('of')} are not the policy's ({apart}), but a privileged teacher "
-            "reads the policy's own behind what it is shown; write of: start, or kind: earlier_self and over: {kind: sampled}, "
-            "which shows nothing and compares texts"
-        )
-
-
-def _shown(node: NodeContext, policy: LoadedPolicy, teacher: Any, spec: dict[str, Any]) -> TokenTeacher:
-    """Return the teacher, with what it is shown where it is a privileged one."""
-    if spec["kind"] != "privileged":
-        return teacher
-    told = PrivilegedTeacher.model_validate(spec)
-    problems = {p.id: p for found in inputs.problem_sets(node).values() for p in found}
-    solve = solver(environments(node), problems, agent_for(inputs.agent_spec(node)), node.seed)
-    contexts = Contexts(policy.template, told.shows, policy.config.max_length, solve)
-    return ShownTeacher(teacher, lambda trajectories: contexts.prefixes(trajectories).ids)
-
-
-def _weights(node: NodeContext, names: Sequence[str]) -> Any:
-    """Return what gives each teacher its weight for a trajectory. TeacherError where the rules refuse a problem."""
-    adapter: TypeAdapter[list[Route]] = TypeAdapter(list[Route])
-    rules = rules_of(adapter.validate_python(node.params["routing"]))
-    problems = {p.id: p for found in inputs.problem_sets(node).values() for p in found}
-    require_teachers(list(problems.values()), rules)
-
-    def of(trajectory: Trajectory) -> list[float]:
-        rule = rule_for(problem_values(problems[trajectory.problem_id]), rules)
-        found = weights_of(rule.route, trajectory.problem_type, {})
-        return [found.get(name, 0.0) for name in names]
-
-    return of
+    return Outcome(metrics=_metrics(report), cost=cost, notes=[*notes, *taught, *server_notes(report.curve)])
 
 
 def _demonstrations(node: NodeContext, policy: LoadedPolicy) -> list[Trajectory]:

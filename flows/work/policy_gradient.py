@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from flows.context import NodeContext, Outcome
-from flows.work import inputs, opd, replaying, self_teaching, training
+from flows.work import inputs, opd, panels, replaying, self_teaching, training
 from flows.work.choosing import read_json
 from flows.work.keeping import Keeper, load_weights
 from specs.algorithms import PolicyGradientAlgorithm, policy_gradient_from
@@ -64,7 +64,7 @@ def preflight(node: NodeContext) -> Outcome:
 
 
 def train(node: NodeContext) -> Outcome:
-    """Train by a policy gradient; writes `policy/`, `curve.json` and, where they are kept, `trajectories/`."""
+    """Train by a policy gradient; writes `policy/`, `curve.json`, `trajectories/` and, with teachers, `signals.json`."""
     if not read_json(node, "decision", "decision.json")["go"]:
         raise StateError(f"{node.id}: its preflight did not say go, so it should not have been started")
     spec = policy_gradient_from(node.params["algorithm"])
@@ -74,7 +74,7 @@ def train(node: NodeContext) -> Outcome:
     arena, sampler = inputs.arena(node, policy)
     keeper = Keeper(RolloutStore(node.checkpoints / "rollouts"))
     mixture, shown = replaying.mixture(node, spec, policy)
-    asked = opd.panel(node, policy, spec.distill.over) if spec.distill is not None else None
+    asked = panels.panel(node, policy, spec.distill.over) if spec.distill is not None else None
     stage = OnPolicy(
         spec=spec,
         problems=replaying.problem_order(node, spec),
@@ -88,12 +88,14 @@ def train(node: NodeContext) -> Outcome:
         teaching=self_teaching.teaching(node, spec, arena, sampler),
         panel=asked,
         keep=keeper.keep,
-        before_save=opd.settling(keeper, asked),
+        keep_signals=keeper.keep_signals,
+        before_save=panels.settling(keeper, asked),
     )
     report = train_policy_gradient(learner, arena, stage, inputs.hooks(node))
     inputs.save_result(node, policy, learner, report.probe)
     kept = keeper.all(spec.steps)
     write_shards(node.out / "trajectories", kept)
+    taught = panels.write_taught(node, asked, kept, keeper.signals(spec.steps)) if asked is not None else []
     write_json(node.out / "curve.json", _curve(report))
     return Outcome(
         metrics=_metrics(report),
@@ -104,6 +106,7 @@ def train(node: NodeContext) -> Outcome:
             *shown,
             *_notes(report, spec),
             *drift_notes(kept),
+            *taught,
             *opd.server_notes(report.curve),
         ],
     )

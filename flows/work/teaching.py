@@ -79,7 +79,7 @@ def teach(node: NodeContext) -> Outcome:
     write_json(node.out / "notes" / "signal.json", {"signal": node.params["signal"], "no_finer": lacking})
     told = _summary(node, signals, skipped, routed, evidence) | ({} if own is None else {"problems": own})
     write_json(node.out / "signals.json", told)
-    done = _outcome(signals, told, desk, ledger.paid())
+    done = _outcome(signals, told, routed, desk, ledger.paid())
     if lacking:
         done.notes.append(f"signal {node.params['signal']}; no finer one: {', '.join(lacking)}")
     if any(r.history is not None for r in routes) and not tally:
@@ -218,13 +218,12 @@ def _summary(
         "answered": sum(s.content is not None for s in signals),
         "marked": sum(bool(s.content and s.content.get("marked")) for s in signals),
         "skipped": skipped,
-        "rules": {str(i): n for i, n in sorted(routed.rules.items())},
-        "by_default": dict(sorted(routed.by_default.items())),
+        **routed.to_json(),
         "scorecard": scorecard(signals, evidence),
     }
 
 
-def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk, paid: Spent) -> Outcome:
+def _outcome(signals: list[TeacherSignal], told: Json, routed: Routed, desk: Desk, paid: Spent) -> Outcome:
     notes = [_card_words(name, card) for name, card in told["scorecard"].items()]
     notes += [words for name, card in told["scorecard"].items() for words in _absent_words(name, card)]
     if told["skipped"]:
@@ -233,14 +232,10 @@ def _outcome(signals: list[TeacherSignal], told: Json, desk: Desk, paid: Spent) 
         notes.append(
             f"{told['marked']} answers are about trajectories that write like a verdict or an order to the teacher"
         )
-    if told["by_default"]:
-        kinds = ", ".join(f"{n} {kind}" for kind, n in told["by_default"].items())
-        notes.append(f"routing: the last rule decided for {kinds}")
     asked = {s.teacher for s in signals}
     members = {m for n in asked for m in getattr(desk.specs[n], "members", {})}
     idle = [n for n in desk.specs if n not in asked and n not in members]
-    if idle:
-        notes.append(f"no problem went to {', '.join(idle)}")
+    notes += routed.sentences(idle)
     metrics: dict[str, float | None] = {"asked": float(told["asked"]), "answered": float(told["answered"])}
     for name, card in told["scorecard"].items():
         metrics[f"agreement.{name}"] = card["agreement"]["rate"]

@@ -80,14 +80,15 @@ def write_shards(folder: Path, trajectories: Iterable[Trajectory]) -> int:
     part = 0
     while chunk := list(islice(rows, _PART_ROWS)):
         table = pa.Table.from_pylist([_row(t) for t in chunk], schema=SCHEMA)
-        _write(folder / f"part-{part:05d}.parquet", table)
+        write_table(folder / f"part-{part:05d}.parquet", table)
         summary += [_summary(t) for t in chunk]
         part += 1
-    _write(folder / "summary.parquet", pa.Table.from_pylist(summary, schema=SUMMARY))
+    write_table(folder / "summary.parquet", pa.Table.from_pylist(summary, schema=SUMMARY))
     return len(summary)
 
 
-def _write(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a file, whole or not at all."""
     buffer = BytesIO()
     pq.write_table(table, buffer, compression="zstd", row_group_size=1024)
     write_durable(path, buffer.getvalue())
@@ -147,7 +148,7 @@ def read_shards(folder: Path) -> Iterator[Trajectory]:
     for number, path in enumerate(sorted(folder.glob("part-*.parquet"))):
         if path.name != f"part-{number:05d}.parquet":
             raise StateError(f"{folder}: part-{number:05d}.parquet is missing; restore it or run the node again")
-        for row in _rows(path, SCHEMA):
+        for row in read_table(path, SCHEMA):
             found += 1
             yield _trajectory(row, path)
     if found != expected:
@@ -172,10 +173,11 @@ def _trajectory(row: dict[str, Any], path: Path) -> Trajectory:
 
 def read_summary(folder: Path) -> list[dict[str, Any]]:
     """Return one row per trajectory: id, problem_id, type, group, sample, status, success, reward and counts."""
-    return list(_rows(folder / "summary.parquet", SUMMARY))
+    return list(read_table(folder / "summary.parquet", SUMMARY))
 
 
-def _rows(path: Path, schema: pa.Schema) -> Iterator[dict[str, Any]]:
+def read_table(path: Path, schema: pa.Schema) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file; StateError where it is missing, damaged, or has other columns."""
     try:
         with pq.ParquetFile(path) as file:
             found = file.schema_arrow

@@ -13,8 +13,22 @@ _HEAD = (
 )  # fmt: skip
 
 
-def render_teachers(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return the section; nothing where no teacher was asked. `found` are the `signals.json` of nodes, with `node`."""
+_SCORED_HEAD = ("node", "teacher", "who", "trajectories scored", "tokens scored", "trajectories by problem type")
+Found = Mapping[str, Any]
+"""The `signals.json` of a node, with `node`."""
+
+
+def render_teachers(found: Sequence[Found]) -> str:
+    """Return the section; nothing where no teacher was asked."""
+    parts = [
+        _asked([f for f in found if f["signal"] != "logprobs"]),
+        _scored([f for f in found if f["signal"] == "logprobs"]),
+        *(_by_default(f) for f in found),
+    ]
+    return f"<h2>Teachers</h2>{''.join(parts)}" if any(parts) else ""
+
+
+def _asked(found: Sequence[Found]) -> str:
     rows = [_row(f, name, card) for f in found for name, card in f["scorecard"].items()]
     if not rows:
         return ""
@@ -23,7 +37,26 @@ def render_teachers(found: Sequence[Mapping[str, Any]]) -> str:
         "failure, a critique where an error is named in failures alone, a correction where it is a success in the world, "
         "scores of calls in each pair of a call of which a success came and one of which failures alone did."
     )
-    return f'<h2>Teachers</h2>{table(_HEAD, rows, (4, 5, 7, 8))}<p class="hint">{hint}</p>'
+    return f'{table(_HEAD, rows, (4, 5, 7, 8))}<p class="hint">{hint}</p>'
+
+
+def _scored(found: Sequence[Found]) -> str:
+    """Return what teachers scored whose probabilities were read; a teacher that nothing went to has a row as well."""
+    rows = [
+        [
+            name_cell(f["node"]), name_cell(name), cell(card["revision"]), cell(card["trajectories"]), cell(card["tokens"]),
+            cell(_listed(card["by_type"]) or "–"),
+        ]
+        for f in found
+        for name, card in f["scorecard"].items()
+    ]  # fmt: skip
+    return table(_SCORED_HEAD, rows, (3, 4)) if rows else ""
+
+
+def _by_default(found: Found) -> str:
+    """Return how many problems of which types no rule of the routing was written for."""
+    kinds = _listed(found.get("by_default", {}))
+    return f'<p class="hint">{escape(found["node"])}: the last rule decided for {escape(kinds)}</p>' if kinds else ""
 
 
 def render_tokens(costs: Sequence[Cost], stages: Sequence[StageResult]) -> str:

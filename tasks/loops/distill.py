@@ -11,6 +11,7 @@ from specs.distillation import OPD, SampledTokens
 from specs.errors import Interrupted
 from specs.records import Trajectory
 from tasks.episodes.seeds import derive
+from tasks.episodes.token_signals import TokenSignal
 from tasks.learning.checkpoints import Pace
 from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow, rows_from
@@ -20,6 +21,7 @@ from tasks.loops.order import ProblemOrder
 from tasks.loops.scoring import ScoringQueue, early_rows
 from tasks.loops.stepping import PROBE, State, StepReport, check_cut, check_learnt, last_checkpoint, save_checkpoint
 from tasks.loops.token_lessons import Lesson, Panel, figures_of, lesson, teach
+from tasks.loops.token_signals import signals_of
 
 _WHY = "no token had a weight, all were outside over.ratio_band, or policy and teacher agree exactly"
 
@@ -69,6 +71,8 @@ class Distilling:
     shape: Shape | None = None
     keep: Callable[[int, list[Trajectory]], None] | None = None
     """Takes each step's rollouts."""
+    keep_signals: Callable[[int, list[TokenSignal]], None] | None = None
+    """Takes what teachers said in each step."""
     before_save: Callable[[int], None] | None = None
     """Called with the step before a checkpoint is written."""
 
@@ -157,6 +161,8 @@ def _train(learner: Learner, stage: Distilling, drawn: Collected, report: Distil
     if drawn.trajectories and stage.shape is None:  # a shape cuts on purpose
         check_cut(figures, spec, report.curve, learner.optimizer.learning_rate)
     made = lesson(spec, drawn.trajectories, _beside(stage, step), stage.panel, max_length=stage.max_length, step=step)
+    if stage.keep_signals is not None:
+        stage.keep_signals(step, list(signals_of(made.rows, made.trajectories, stage.panel)))
     if stage.shape is not None:
         figures |= _reweigh(learner, stage.shape, made, stage)
     done = teach(learner, made, spec, stage.panel, step)

@@ -1,7 +1,7 @@
 """The on-policy loop of policy gradients: draw problems, roll out groups, judge, compare, update."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from specs.records import Trajectory
 from specs.self_teaching import SelfTaught
 from specs.turn_credit import TurnCredit
 from specs.value_based import ValueBased
+from tasks.episodes.token_signals import TokenSignal
 from tasks.learning.checkpoints import Pace
 from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
@@ -74,6 +75,8 @@ class OnPolicy:
     """The teachers, where the algorithm has a distillation term."""
     keep: Callable[[int, list[Trajectory]], None] | None = None
     """Takes each step's rollouts."""
+    keep_signals: Callable[[int, list[TokenSignal]], None] | None = None
+    """Takes what teachers said in each step."""
     before_save: Callable[[int], None] | None = None
     """Called with the step before a checkpoint is written."""
 
@@ -188,10 +191,10 @@ def _train(
         spec, rows.also = lesson.spec, lesson.components
         figures |= lesson.figures
         left_out(report.dropped, lesson.dropped)
-    if spec.distill is not None:
-        assert stage.panel is not None, "distill needs teachers"
-        rows.term = Term(spec.distill, stage.panel, {t.id: t for t in trajectories}, step, spec.steps)
+    rows.term = term = _term(spec, stage.panel, trajectories, step)
     done = update(learner, rows, spec, stage.reference, max_length=stage.max_length, step=step, critic=stage.critic)
+    if term is not None and stage.keep_signals is not None:
+        stage.keep_signals(step, term.signals)
     if stage.mixture is not None:
         stage.mixture.learn(extra, step, fresh, trajectories)
         report.replay_left = stage.mixture.left
@@ -227,6 +230,16 @@ def _train(
             _flat_message(spec, stats, report.flat_run) if stats.flat else _idle_message(report.flat_run, lost, figures)
         )
         raise TrainingError(told + fallen(report.curve, learner.optimizer.learning_rate))
+
+
+def _term(
+    spec: PolicyGradientAlgorithm, panel: Panel | None, trajectories: Sequence[Trajectory], step: int
+) -> Term | None:
+    """Return the teachers' term of a step; None where the algorithm has none."""
+    if spec.distill is None:
+        return None
+    assert panel is not None, "distill needs teachers"
+    return Term(spec.distill, panel, {t.id: t for t in trajectories}, step, spec.steps)
 
 
 def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int]]:

@@ -1,16 +1,18 @@
 """The distillation term of a policy gradient, for the rows of one step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from specs.distillation import SampledTokens, TeacherTerm
 from specs.records import Trajectory
+from tasks.episodes.token_signals import TokenSignal
 from tasks.learning.learner import Learner
 from tasks.learning.rows import TrainingRow
 from tasks.learning.teacher_term import coefficient, length_factor, with_teacher
 from tasks.learning.teaching import Distiller
 from tasks.loops.token_lessons import Panel, ask_and_weigh, check_coverage
+from tasks.loops.token_signals import signals_of
 from tasks.protocols import TokenScores
 from tasks.tensors import Loss
 
@@ -38,6 +40,8 @@ class Term:
     trajectories: dict[str, Trajectory]
     step: int
     steps: int
+    signals: list[TokenSignal] = field(default_factory=list[TokenSignal])
+    """What the teachers said of the rows."""
 
     def prepare(self, rows: Sequence[TrainingRow]) -> dict[str, float]:
         """Ask the teachers about the rows; those of other steps have no part in the term.
@@ -48,6 +52,7 @@ class Term:
         factor = partial(length_factor, self.spec)
         coverage = ask_and_weigh(self.spec, own, self.trajectories, self.panel, factor=factor)
         check_coverage(coverage, self.spec.min_coverage, self.step)
+        self.signals = list(signals_of(own, self.trajectories, self.panel))
         for row in rows:
             if row.trajectory not in self.trajectories:
                 row.distill, row.teacher_weights = [0.0] * len(row.ids), [0.0] * len(self.panel.teachers)

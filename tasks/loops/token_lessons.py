@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, pstdev
@@ -40,6 +40,8 @@ class Panel:
     """Those that keep what was said since the last checkpoint."""
     queue: int = 256
     """Most rows that wait for one of them while others are sampled."""
+    revisions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By teacher, who it is: what is kept of its scores names it."""
 
     def settle(self) -> None:
         """Tell them that another one is about to be written."""

@@ -46,6 +46,25 @@ class Routed:
     by_default: Counter[str] = field(default_factory=Counter[str])
     """Problem type -> places that no rule with a condition held for."""
 
+    def count(self, rule: Rule, kind: str) -> None:
+        """Count a place, whose problem is of a type, for the rule that holds there."""
+        self.rules[rule.number] += 1
+        if rule.when is None and rule.number > 0:
+            self.by_default[kind] += 1
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """Return plain data: places by rule, and of the last rule by problem type."""
+        rules = {str(i): n for i, n in sorted(self.rules.items())}
+        return {"rules": rules, "by_default": dict(sorted(self.by_default.items()))}
+
+    def sentences(self, idle: Sequence[str]) -> list[str]:
+        """Return what a person should know: what no rule was written for, and the teachers that nothing went to."""
+        found: list[str] = []
+        if self.by_default:
+            kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.by_default.items()))
+            found.append(f"routing: the last rule decided for {kinds}")
+        return [*found, *([f"no problem went to {', '.join(idle)}"] if idle else [])]
+
 
 def rules_of(routing: Sequence[Route]) -> list[Rule]:
     """Return the rules with their conditions parsed."""
@@ -65,9 +84,7 @@ def route(places: Sequence[Place], routing: Sequence[Route], draw: Callable[[str
     rules, found, refused = rules_of(routing), Routed(), list[Problem]()
     for place in places:
         rule, problem = rule_for(place.values, rules), place.problem
-        found.rules[rule.number] += 1
-        if rule.when is None and len(rules) > 1:
-            found.by_default[problem.type] += 1
+        found.count(rule, problem.type)
         if rule.route.reject:
             refused.append(problem)
         else:

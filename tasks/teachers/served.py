@@ -30,6 +30,12 @@ class ServedTeacher:
         return True
 
     @property
+    def revision(self) -> str:
+        """Return who answers: kind, model and revision."""
+        spec = self._client.spec
+        return f"{spec.kind} {spec.model}{f'@{spec.revision}' if spec.revision else ''}"
+
+    @property
     def name(self) -> str:
         """Return the name in the program's roster."""
         return self._client.name

@@ -17,3 +17,11 @@ def test_a_step_without_rollouts_is_no_damage_and_a_lost_one_is(tmp_path):
     store.remove("step-000000")
     with pytest.raises(StateError, match="rollouts of step 0 are damaged or gone"):
         keeper.all(2)
+
+
+def test_rollouts_that_were_stored_without_what_teachers_said_are_named(tmp_path):
+    keeper = Keeper(RolloutStore(tmp_path / "rollouts"))
+    keeper.keep(0, [])
+    keeper.flush(1)
+    with pytest.raises(StateError, match=r"teachers\.parquet: missing or damaged"):
+        keeper.signals(1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from flows.work import opd, policy_gradient, self_teaching
+from flows.work import opd, panels, policy_gradient, self_teaching
 from specs.data import Apart
 from specs.distillation import FullVocabulary, SampledTokens
 from specs.errors import DataError, Interrupted, ProgramError, TrainingError
@@ -157,11 +157,11 @@ def test_a_privileged_teacher_needs_the_policys_own_tokens(tmp_path, over):
     params = JUDGED | {"data": {}, "teachers": {"self": told}, "routing": routing}
     policy = load_policy(tmp_path / "own" / "policy")
     same, other = (node(tmp_path, n, {"teacher.self": tmp_path / n}, params) for n in ("own", "champion"))
-    assert isinstance(opd.panel(same, policy, over), Panel)
+    assert isinstance(panels.panel(same, policy, over), Panel)
     with pytest.raises(
         ProgramError, match=r"teachers\.self\.of: the tokens of champion are not the policy's \(.*\), but"
     ):
-        opd.panel(other, policy, over)
+        panels.panel(other, policy, over)
 
 
 @pytest.mark.parametrize("kind", ["privileged", "earlier_self"])

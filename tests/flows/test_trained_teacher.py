@@ -1,6 +1,8 @@
 """A teacher with its own tokenizer that the program trains first: plan, mistakes, and a whole run by the command line."""
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from flows.smoke import smoke
 from specs.errors import ProgramError
 from specs.loader import load_program
 from specs.trained_teacher import TrainedTeacher
+from tasks.episodes.shards import read_shards
+from tasks.episodes.token_signals import read_signals
 from tests.flows.programs import SMALL, Json, changed, nodes, plan, program, resolution
 from tests.flows.small_desk import DESK
 
@@ -106,6 +110,10 @@ teachers:
     algorithm: {type: sft, batch: {tokens: 4096}}
     data: [clean]
     align: {max_gap: 1000}
+  own: {kind: earlier_self, of: start}
+routing: # a type that there is none of
+  - {when: "problem.type == 'stok'", teachers: {own: 1.0}}
+  - {teachers: {elder: 1.0}}
 stages:
   - id: teach
     algorithm: {type: sft, epochs: 6, batch: {tokens: 1024}, optimizer: {kind: muon, learning_rate: 1e-2, schedule: linear}}
@@ -140,7 +148,36 @@ def test_a_small_program_learns_from_a_teacher_with_other_tokens(
     assert code == 0, told
     done = {n["node"]: n for n in told["nodes"]}
     assert {done[n]["status"] for n in ("teacher.elder", "pupil", "mixed")} == {"completed"}
-    curve = json.loads((home / "nodes" / done["pupil"]["run_key"] / "out" / "curve.json").read_text())["steps"]
+    out = {n: home / "nodes" / done[n]["run_key"] / "out" for n in ("pupil", "mixed")}
+    curve = json.loads((out["pupil"] / "curve.json").read_text())["steps"]
     assert curve[0]["alignment_coverage"] == pytest.approx(curve[0]["coverage"])
     assert curve[0]["alignment_merged"] > 0
     assert curve[0]["alignment_byte_span"] > 0.5
+    for node, folder in out.items():
+        check_what_was_said(folder, done[node]["notes"])
+
+
+def check_what_was_said(folder: Path, notes: list[str]) -> None:
+    """KP-TEACH-05: every scored row names its teacher, the last rule is counted, and who was asked nothing is named."""
+    trajectories = {t.id: t for t in read_shards(folder / "trajectories")}
+    signals = list(read_signals(folder / "trajectories"))
+    assert {s.teacher for s in signals} == {"elder"}
+    (revision,) = {s.revision for s in signals}
+    assert re.fullmatch("trained [0-9a-f]{12}", revision)
+    assert len({s.id for s in signals}) == len(signals) > 0
+    for s in signals:
+        assert s.chunks is not None
+        assert s.logprobs is not None
+        assert len(s.chunks) == len(s.logprobs) == len(trajectories[s.id].ids)
+        assert (s.chunks >= 0).sum() == s.tokens
+    told = json.loads((folder / "signals.json").read_text())
+    problems = Counter({t.problem_id: t.problem_type for t in trajectories.values()}.values())
+    assert told["by_default"] == dict(problems)
+    card = told["scorecard"]["elder"]
+    assert (card["revision"], card["trajectories"]) == (revision, len(signals))
+    assert (card["tokens"], card["by_type"].keys()) == (sum(s.tokens for s in signals), problems.keys())
+    assert told["scorecard"]["own"]["trajectories"] == 0
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(problems.items()))
+    assert f"routing: the last rule decided for {kinds}" in notes
+    assert "no problem went to own" in notes
+    assert any(n.startswith(f"elder ({revision}): scored {card['tokens']} tokens of {len(signals)}") for n in notes)

@@ -31,6 +31,31 @@ def test_teachers_have_a_table_where_some_were_asked() -> None:
     assert "<h2>Teachers</h2>" not in render(ReportData("desk", ""))
 
 
+def test_who_scored_which_tokens_has_a_table_and_the_last_rule_a_sentence() -> None:
+    cards = {
+        "reader": {
+            "revision": "earlier_self 3f<",
+            "trajectories": 12,
+            "tokens": 1300,
+            "by_type": {"mail": 4, "stock": 8},
+        },
+        "idle": {"revision": "model 00", "trajectories": 0, "tokens": 0, "by_type": {}},
+    }
+    scored = {"node": "routed", "signal": "logprobs", "by_default": {"law": 3, "mail": 4}, "scorecard": cards}
+    page = render(ReportData("desk", "", teachers=[scored]))
+    assert page.count("<h2>Teachers</h2>") == 1
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", page.partition("<h2>Teachers</h2>")[2])
+    assert cells[:12] == [
+        "routed", "reader", "earlier_self 3f&lt;", "12", "1,300", "4 mail, 8 stock",
+        "routed", "idle", "model 00", "0", "0", "–",
+    ]  # fmt: skip
+    assert "routed: the last rule decided for 3 law, 4 mail" in page
+    both = [scored, {"node": "learn.teach1", "signal": "score", "scorecard": {"closed": CARD}}]
+    page = render(ReportData("desk", "", teachers=both))
+    assert page.count("<h2>Teachers</h2>") == 1
+    assert "75.0% of 8" in page
+
+
 def test_distillation_has_a_table_of_its_tokens() -> None:
     sets = {"hidden<": {"metrics": {"success": {"value": 0.4625, "low": 0.4, "high": 0.5, "problems": 600}}}}
     costs = [

@@ -23,6 +23,7 @@ from tasks.learning.opening import in_policy_tokens
 from tasks.learning.other_tokenizer import OtherTokenizerTeacher
 from tasks.learning.teaching import Distiller, ask, covered, take_lists, weigh
 from tasks.loops.token_lessons import Panel, ask_and_weigh
+from tasks.loops.token_signals import signals_of
 from tasks.policy.foreign import teacher_of
 from tasks.policy.store import LoadedPolicy
 from tasks.protocols import ListingTeacher, TokenScores
@@ -87,6 +88,7 @@ OVERS = [
 def test_the_gradient_is_that_of_the_same_weights_in_process(server: CompletionsServer, tmp_path: Path, over: Any):
     made = OPD(type="opd", over=over)
     found: list[tuple[float, dict[str, float], list[torch.Tensor]]] = []
+    said: list[list[Any]] = []
     for who in (in_process(), teacher(tmp_path, server.url)):
         model = tiny_model(3, VOCABULARY)
         learner = Learner(model, Optimizer(learning_rate=1e-3), 1, micro_batch_tokens=60)
@@ -94,12 +96,19 @@ def test_the_gradient_is_that_of_the_same_weights_in_process(server: Completions
         panel = Panel([who], lambda _: [1.0])
         coverage = ask_and_weigh(made, rows, trajectories, panel)
         assert coverage.share == 1.0
+        said.append([s.logprobs for s in signals_of(rows, trajectories, panel)])
         if not isinstance(over, SampledTokens):
             learner.distiller = Distiller(made, panel.over_vocabulary(made), trajectories, alone=True)
         kept: list[torch.Tensor] = []
         guard = lambda _, m=model, k=kept: k.extend(p.grad.clone() for p in m.parameters() if p.grad is not None)  # noqa: E731
         report = learner.step(rows, loss_for(made), guard=guard)
         found.append((report.loss, report.metrics, kept))
+    rows, trajectories = rows_of(6)
+    ask_and_weigh(
+        Distillation(over=SampledTokens(kind="sampled")), rows, trajectories, Panel([in_process()], lambda _: [1.0])
+    )
+    for row, own in zip(rows, said[1], strict=True):  # also of a list, what is kept is the logprob of the token itself
+        np.testing.assert_allclose(own, (row.scores or [])[0].logprobs, atol=1e-5)
     (loss, metrics, gradients), (served_loss, served, served_gradients) = found
     assert served_loss == pytest.approx(loss, abs=1e-5)
     for name in ("teacher_gap", "divergence", "teacher_mass", "policy_mass", "overlap"):
