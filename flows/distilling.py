@@ -9,13 +9,15 @@ from flows.nodes import Json
 from flows.teaching import ACCESS
 from specs.distillation import TopTokens
 from specs.errors import ProgramError
-from specs.policy import ScratchPolicy
+from specs.policy import PolicyInit, PretrainedPolicy, ScratchPolicy
 from specs.served_teacher import ServedModelTeacher
 from specs.stages import Stage
-from specs.teacher_choice import learners, named
-from specs.teachers import EarlierSelf, ModelTeacher, PrivilegedTeacher
+from specs.teacher_choice import acting_name, learners, named
+from specs.teachers import EarlierSelf, MeasuredTeacher, ModelTeacher, PrivilegedTeacher
 from specs.trained_teacher import TrainedTeacher
 
+_MEASURED = tuple(MeasuredTeacher.model_fields)
+"""Fields of a teacher that say how its own success is measured."""
 _WEIGHTS = ("model", "revision", "tokenizer", "init", "algorithm", "data", "template", "max_length")
 """Fields of a teacher that say where its weights come from: a reader has them as an input."""
 
@@ -49,11 +51,11 @@ def open_teachers(graph: Graph, stage: Stage, learner: Any, policy: str) -> tupl
     access: Json = {}
     for name in names:
         spec: Any = program.teachers[name]
-        told = {k: v for k, v in dump(spec).items() if k not in (*ACCESS, "gives")}
+        told = {k: v for k, v in dump(spec).items() if k not in (*ACCESS, *_MEASURED, "gives")}
         who[name] = {k: v for k, v in told.items() if k not in _WEIGHTS}
         match spec:
             case ModelTeacher():
-                inputs[f"teacher.{name}"] = _model(graph, name, told)
+                inputs[f"teacher.{name}"] = _model(graph, name, spec, told)
                 who[name] |= {"shape": graph.resolution.teachers[name]["shape"]}
             case ServedModelTeacher():
                 inputs[f"teacher.{name}"] = _served(graph, name, spec)
@@ -70,7 +72,7 @@ def open_teachers(graph: Graph, stage: Stage, learner: Any, policy: str) -> tupl
     return params | ({"access": {"program": program.program, "teachers": access}} if access else {}), inputs
 
 
-def _model(graph: Graph, name: str, who: Json) -> str:
+def _model(graph: Graph, name: str, spec: ModelTeacher, who: Json) -> str:
     """Add the node that reads a checkpoint, once for the whole program."""
     node_id = f"teacher.{name}"
     if node_id not in graph.nodes:
@@ -82,7 +84,44 @@ def _model(graph: Graph, name: str, who: Json) -> str:
             "path": found["path"],
         }
         graph.add(node_id, "teacher.model", params | {"shape": found["shape"]}, {})
+        _measure_model(graph, name, spec)
     return node_id
+
+
+def _measure_model(graph: Graph, name: str, spec: ModelTeacher) -> None:
+    """Add a checkpoint as a policy that acts, and its evaluations, where the program asks for them."""
+    if not spec.evaluate:
+        return
+    found = graph.resolution.teachers[name]
+    init = PretrainedPolicy(kind="pretrained", model=spec.model, revision=spec.revision, max_length=spec.max_length)
+    policy = _policy(graph, init, spec.template)
+    environments = graph.environments(spec.evaluate)
+    params: Json = {
+        "policy": policy,
+        "environments": environments,
+        "versions": graph.versions(environments),
+        "agent": graph.agent,
+        "digest": found["digest"],
+        "path": found["path"],
+    }
+    sizes, part = graph.sizes, graph.part
+    graph.sizes, graph.part = replace(sizes, shape=shape_of(dump(init), found), pretrained=True), Part()
+    _measure(graph, name, spec, graph.add(f"teacher.{name}.policy", "policy.init", params, {}), policy)
+    graph.sizes, graph.part = sizes, part
+
+
+def _measure(graph: Graph, name: str, spec: MeasuredTeacher, node: str, policy: Json) -> None:
+    """Add the evaluations of a teacher that acts, whose policy folder `node` makes, where the program asks for them."""
+    if spec.evaluate:
+        agent = graph.agent | ({} if spec.max_new_tokens is None else {"max_new_tokens": spec.max_new_tokens})
+        graph.policies[acting_name(name)] = node
+        graph.evaluate(acting_name(name), spec.evaluate, {"policy": policy, "agent": agent})
+
+
+def _policy(graph: Graph, init: PolicyInit, template: str) -> Json:
+    """Return the params of a policy that is a teacher."""
+    own = graph.policy["template"] if template == "policy" else template
+    return {**graph.policy, "init": dump(init), "template": own, "adapter": None}
 
 
 def _served(graph: Graph, name: str, spec: ServedModelTeacher) -> str:
@@ -121,8 +160,7 @@ def _trained(graph: Graph, name: str, spec: TrainedTeacher) -> str:
     node_id = f"teacher.{name}"
     if node_id in graph.nodes:
         return node_id
-    template = graph.policy["template"] if spec.template == "policy" else spec.template
-    policy = {**graph.policy, "init": dump(spec.init), "template": template, "adapter": None}
+    policy = _policy(graph, spec.init, spec.template)
     environments = graph.environments(spec.data)
     params: Json = {
         "policy": policy,
@@ -145,6 +183,7 @@ def _trained(graph: Graph, name: str, spec: TrainedTeacher) -> str:
     made = graph.add(f"{node_id}.init", "policy.init", first, texts)
     inputs = {"policy": made, **{f"data.{n}": f"data.{n}" for n in spec.data}, "apart": graph.part.apart}
     graph.add(node_id, "train.sft", params, inputs)
+    _measure(graph, name, spec, node_id, policy)
     graph.sizes, graph.part = sizes, part
     return node_id
 

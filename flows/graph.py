@@ -192,8 +192,11 @@ class Graph:
             self.evaluate(alias, self.program.evaluation.at_the_end)
         return True
 
-    def evaluate(self, policy: str, sets: Iterable[str]) -> None:
-        """Add evaluations of a policy that are not there yet. The seed is the set's, so that policies are paired."""
+    def evaluate(self, policy: str, sets: Iterable[str], own: Json | None = None) -> None:
+        """Add evaluations of a policy that are not there yet. The seed is the set's, so that policies are paired.
+
+        `own`: params that are not the program's, of a teacher.
+        """
         spec: Evaluation = self.program.evaluation
         asked = {k: v for k, v in dump(spec).items() if k not in ("sets", "at_the_end")}
         for name in once(sets):
@@ -211,6 +214,7 @@ class Graph:
                 "versions": self.versions(environments, self.verifiers),
                 "set": name,
                 "role": self.program.data[name].role,
+                **(own or {}),
             }
             inputs = {"policy": self.policies[policy], "problems": f"data.{name}"}
             self.add(node_id, "evaluate", params, inputs, seed=node_seed(self.program.seed, f"eval.{name}"))

@@ -64,7 +64,7 @@ class Baseline(Spec):
 
     alias: Literal["champion", "previous"] | None = None
     stage: Name | None = None
-    """A stage of this program, or `init` for the untouched policy."""
+    """A stage of this program, `init` for the untouched policy, or `teacher-NAME` for a teacher that is evaluated."""
     first: Literal["absolute", "init"] = "absolute"
     """Where no such alias exists yet: test what needs no baseline, or compare with the untouched policy."""
 

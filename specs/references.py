@@ -35,7 +35,7 @@ from specs.positions import KeyPath, Mistake, Position
 from specs.program import Program
 from specs.reward_references import reward_models, verifiers
 from specs.stages import Stage
-from specs.teacher_choice import learners, teachers_data
+from specs.teacher_choice import learners, measured, teachers_data
 from specs.teacher_references import teachers
 
 __all__ = ["check", "expanded"]
@@ -164,13 +164,19 @@ def _gates(c: _Checks) -> None:
         path = ("gates", name)
         if gate.candidate not in ("last", "best"):
             c.known((*path, "candidate"), gate.candidate, [*c.stages, "last", "best"], "a stage, last or best")
-        stage = gate.baseline.stage
-        if stage is not None and c.known((*path, "baseline", "stage"), stage, [*c.stages, "init"], "a stage or init"):
+        stage, acting = gate.baseline.stage, measured(c.program)
+        known = [*c.stages, "init", *acting]
+        if stage is not None and c.known((*path, "baseline", "stage"), stage, known, "a stage or init"):
             candidate = c.stages[-1] if gate.candidate == "last" else gate.candidate
             if stage == candidate:
                 c.wrong((*path, "baseline", "stage"), f"found {stage}, which is the candidate itself")
         for i, requirement in enumerate(gate.require):
             _requirement(c, (*path, "require", i), requirement)
+            if stage in acting and requirement.set not in acting[stage]:
+                text = (
+                    f"found {requirement.set}, but the baseline {stage} is measured on {', '.join(acting[stage])} alone"
+                )
+                c.wrong((*path, "require", i, "set"), f"{text}; add it to the teacher's evaluate")
         _first_run(c, path, gate)
 
 

@@ -114,6 +114,17 @@ def used_teachers(program: Program) -> list[str]:
     return [name for name in program.teachers if name in used]
 
 
+def measured(program: Program) -> dict[str, list[str]]:
+    """Return the sets on which teachers' own success is measured, by the name of the policy that each is there."""
+    roster: dict[str, Any] = dict(program.teachers)
+    return {acting_name(n): list(t.evaluate) for n, t in roster.items() if getattr(t, "evaluate", None)}
+
+
+def acting_name(teacher: str) -> str:
+    """Return the name of a teacher that acts, among those of policies: of evaluations, and of a gate's baseline."""
+    return f"teacher-{teacher}"
+
+
 def teachers_data(program: Program) -> list[str]:
     """Return the data sets that teachers are trained on, of those that something asks."""
     found = [program.teachers[name] for name in used_teachers(program)]

@@ -8,7 +8,7 @@ from specs.positions import KeyPath, listed
 from specs.program import Program
 from specs.routing import BLACK_BOX, LADDER, Signal, Taught
 from specs.served_references import can_be_compared, served
-from specs.teacher_choice import Choice, choice, learners, named, usable, used_teachers
+from specs.teacher_choice import Choice, acting_name, choice, learners, named, usable, used_teachers
 
 _FROZEN = ("init", "start", "champion", "previous")
 _WHOLE: tuple[Signal, ...] = ("score", "rank", "sample")
@@ -70,8 +70,11 @@ def _teacher(c: Checks, path: KeyPath, teacher: Any) -> None:
             _scripted(c, path, teacher)
         case "ensemble":
             _ensemble(c, path, teacher)
+        case "model":
+            _measured(c, path, teacher)
         case "trained":
             _trained(c, path, teacher)
+            _measured(c, path, teacher)
         case "earlier_self" | "privileged":
             rounds = [] if c.program.flywheel is None else [s.id for s in c.program.flywheel.round.stages]
             c.known((*path, "of"), teacher.of, [*c.stages, *rounds, *_FROZEN], "a stage, or a frozen policy")
@@ -85,6 +88,24 @@ def _trained(c: Checks, path: KeyPath, teacher: Any) -> None:
         at: KeyPath = (*path, "data") if name in teacher.data else texts
         if c.known_set(at, name) and kind_of(c, name) != "demonstrations":
             c.wrong(at, f"found {name}, which holds {kind_of(c, name)}; expected demonstrations")
+
+
+def _measured(c: Checks, path: KeyPath, teacher: Any) -> None:
+    """Report a teacher that cannot be let act, or whose success nobody would see."""
+    spec, name = c.program.evaluation, acting_name(str(path[-1]))
+    at = (*path, "evaluate")
+    c.once(at, teacher.evaluate)
+    for i, asked in enumerate(teacher.evaluate):
+        if c.known_set((*at, i), asked) and asked not in (*spec.sets, *spec.at_the_end):
+            text = f"found {asked}, which is not evaluated; add it to evaluation.sets or evaluation.at_the_end"
+            c.wrong((*at, i), text)
+    if teacher.evaluate and teacher.template == "builtin/plain@1":
+        text = "found sets, but its template is builtin/plain@1, which marks no call that an agent could read;"
+        c.wrong(at, f"{text} expected policy, builtin/compact@1 or builtin/chatml@1, or no evaluate")
+    if teacher.evaluate and name in c.stages:
+        c.wrong(at, f"the evaluations are those of {name}, but a stage is called so; rename that stage, or the teacher")
+    if teacher.max_new_tokens is not None and not teacher.evaluate:
+        c.wrong((*path, "max_new_tokens"), "is read where its success is measured alone; write evaluate: [SET] too")
 
 
 def _openai(c: Checks, path: KeyPath, teacher: Any) -> None:

@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from specs.alignment import Alignment
-from specs.base import Count, Flag, Name, Positive, Share, Spec
+from specs.base import Count, Flag, Name, Positive, SetName, Share, Spec
 from specs.routing import BLACK_BOX, LADDER, TEACHERS, HistoryWeights, Route, Routing, Signal, Taught, Teacher, Teachers
 
 __all__ = [
     "BLACK_BOX", "LADDER", "TEACHERS", "BlackBox", "EarlierSelf", "EnsembleTeacher", "HistoryWeights", "Limits",
-    "ModelTeacher", "OpenAITeacher", "Price", "PrivilegedTeacher", "Route", "Routing", "ScriptedTeacher", "Signal",
+    "MeasuredTeacher", "ModelTeacher", "OpenAITeacher", "Price", "PrivilegedTeacher", "Route", "Routing", "ScriptedTeacher", "Signal",
     "Taught", "Teacher", "Teachers",
 ]  # fmt: skip
 
@@ -87,7 +87,17 @@ class OpenAITeacher(BlackBox):
     """Most requests that this program may send to it, all runs together."""
 
 
-class ModelTeacher(Spec):
+class MeasuredTeacher(Spec):
+    """What teachers share that can be let act as the policy does. No part of the key of what learns from them."""
+
+    evaluate: list[SetName] = []
+    """Evaluation sets on which its own success is measured: of a poor teacher there is nothing to gain."""
+    max_new_tokens: Count | None = None
+    """Most tokens of a turn when it is measured; the agent's where left out. A turn that is cut fails, and one in another
+    tokenizer may be longer: see `truncated_rate`."""
+
+
+class ModelTeacher(MeasuredTeacher):
     """A checkpoint that this machine loads; its probabilities are read."""
 
     kind: Literal["model"]

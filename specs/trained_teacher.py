@@ -5,13 +5,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from specs.alignment import Alignment
-from specs.base import Positive, SetName, Spec
+from specs.base import Positive, SetName
 from specs.policy import PolicyInit
 from specs.routing import Signal
 from specs.supervised import SFT
+from specs.teachers import MeasuredTeacher
 
 
-class TrainedTeacher(Spec):
+class TrainedTeacher(MeasuredTeacher):
     """A model that is trained on demonstrations before anyone asks it; the policy never sees these."""
 
     kind: Literal["trained"]

@@ -18,6 +18,7 @@ from typing import Any
 from specs.distillation import OPD
 from specs.loader import load_program
 from specs.program import Program
+from specs.teacher_choice import measured
 from tasks.loops.distill import trained_tokens
 from tests.bench.common import ROOT, report, tutelage
 from tests.bench.recipes_page import Result, StageRow, write_page
@@ -110,11 +111,13 @@ def _stages(program: Program, told: dict[str, Any], home: Path) -> list[StageRow
         row.notes = [text for n in own for text in n["notes"]]
         if isinstance(stage.algorithm, OPD):
             row.tokens = _tokens(home / "nodes" / str(nodes[stage.id]["run_key"]), costs[0])
+        rows.append(row)
+    rows += [StageRow(name, "teacher", None, 0) for name in measured(program)]
+    for row in rows:
         for name in dict.fromkeys([*program.evaluation.sets, *program.evaluation.at_the_end]):
-            asked = nodes.get(f"eval.{stage.id}.{name}")
+            asked = nodes.get(f"eval.{row.id}.{name}")
             if asked is not None and asked["run_key"]:
                 row.found[name] = str(home / "nodes" / asked["run_key"] / "out")
-        rows.append(row)
     return rows
 
 

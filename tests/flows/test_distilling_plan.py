@@ -83,6 +83,18 @@ def test_where_a_teacher_lies_moves_no_key_and_its_digest_moves_what_learns_from
     assert "teach" not in longer
 
 
+def test_a_checkpoint_acts_as_a_policy_where_its_own_success_is_measured():
+    before, after = with_checkpoint(), with_checkpoint(evaluate=["golden"], template="policy", max_new_tokens=50)
+    made = nodes(after)
+    assert moved(before, after) == {"teacher.big.policy", "eval.teacher-big.golden", "report"}
+    acting, asked = made["teacher.big.policy"], made["eval.teacher-big.golden"]
+    assert (acting.kind, acting.params["path"], acting.params["digest"]) == ("policy.init", "/a", "1")
+    assert acting.params["policy"]["init"]["kind"] == "pretrained"
+    assert asked.inputs["policy"] == "teacher.big.policy"
+    assert asked.params["agent"]["max_new_tokens"] == 50
+    assert moved(after, with_checkpoint("b", evaluate=["golden"], max_new_tokens=50, revision="1")) == set()
+
+
 def test_what_a_teacher_takes_to_score_is_estimated_by_its_size_and_its_passes():
     def seconds(**more):
         return nodes(with_checkpoint(**more))["pupil"].estimate.seconds

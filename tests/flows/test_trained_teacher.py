@@ -9,13 +9,18 @@ import pytest
 
 from flows.cli import main
 from flows.compile import compile
+from flows.context import MetricSpool, NodeContext
+from flows.resolve import resolve
 from flows.smoke import smoke
+from flows.work.judging import evaluate
+from flows.work.lines import write_rows
 from specs.errors import ProgramError
 from specs.loader import load_program
 from specs.trained_teacher import TrainedTeacher
+from tasks.episodes.environments import environment_for
 from tasks.episodes.shards import read_shards
 from tasks.episodes.token_signals import read_signals
-from tests.flows.programs import SMALL, Json, changed, nodes, plan, program, resolution
+from tests.flows.programs import SMALL, Json, changed, moved, nodes, plan, program, resolution
 from tests.flows.small_desk import DESK
 
 ELDER: Json = {
@@ -71,9 +76,39 @@ def test_an_adapter_of_a_checkpoint_is_added_to_the_teachers_first_weights():
     assert made["teacher.elder.init"].params["adapter"] == small
 
 
+def test_its_own_success_is_measured_as_that_of_a_policy_and_moves_no_key_but_the_reports():
+    before, after = (
+        plan(with_teacher({**ELDER, **more})) for more in ({}, {"evaluate": ["golden"], "max_new_tokens": 60})
+    )
+    made = nodes(after)
+    assert moved(before, after) == {"eval.teacher-elder.golden", "report"}
+    own, policys = made["eval.teacher-elder.golden"], made["eval.teach.golden"]
+    assert own.inputs == {"policy": "teacher.elder", "problems": "data.golden"}
+    assert own.seed == policys.seed, "they are paired"
+    assert own.params["policy"] == made["teacher.elder"].params["policy"]
+    assert own.params["agent"] == policys.params["agent"] | {"max_new_tokens": 60}
+    same = ("evaluation", "verifiers", "reward", "environments", "set")
+    assert all(own.params[k] == policys.params[k] for k in same)
+    assert own.estimate.memory_parts["weights"] < policys.estimate.memory_parts["weights"]
+    assert "eval.teacher-elder.golden" in made["report"].inputs
+
+
+def test_a_gate_compares_a_pupil_with_its_teacher():
+    data = changed(with_teacher({**ELDER, "evaluate": ["golden"]}), "gates.ship.baseline", {"stage": "teacher-elder"})
+    gate = nodes(plan(data))["gate.ship"]
+    assert gate.inputs["baseline.golden"] == "eval.teacher-elder.golden"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (
+            {"evaluate": ["train"]},
+            r"teachers.elder.evaluate\[0\]: found train, which is not evaluated; add it to evaluation",
+        ),
+        ({"evaluate": ["goldn"]}, r"teachers.elder.evaluate\[0\]: found 'goldn'.*did you mean golden"),
+        ({"evaluate": ["golden", "golden"]}, "golden is named twice"),
+        ({"max_new_tokens": 9}, "teachers.elder.max_new_tokens: is read where its success is measured alone"),
         ({"data": ["train"]}, "teachers.elder.*found train, which holds problems; expected demonstrations"),
         ({"data": ["clear"]}, "teachers.elder.*'clear'.*clean"),
         ({"gives": ["score"]}, "kind trained cannot give"),
@@ -82,6 +117,46 @@ def test_an_adapter_of_a_checkpoint_is_added_to_the_teachers_first_weights():
 def test_mistakes_are_told_at_check_time(tmp_path: Path, change: Json, said: str):
     path = tmp_path / "p.yaml"
     path.write_text(json.dumps(with_teacher({**ELDER, **change})))
+    with pytest.raises(ProgramError, match=said):
+        load_program(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            with_teacher({"kind": "model", "model": "a", "template": "builtin/plain@1", "evaluate": ["golden"]}),
+            "teachers.elder.evaluate: .*builtin/plain@1, which marks no call",
+        ),
+        (
+            with_teacher(
+                {"kind": "served_model", "model": "m", "url": "http://127.0.0.1:8000", "evaluate": ["golden"]}
+            ),
+            "teachers.elder.evaluate: unknown key here; it belongs to .*kind: model.* or .*kind: trained",
+        ),
+        (
+            changed(with_teacher({**ELDER, "evaluate": ["golden"]}), "stages.1.id", "teacher-elder"),
+            "teachers.elder.evaluate: .*a stage is called so",
+        ),
+        (
+            changed(
+                changed(
+                    with_teacher({**ELDER, "evaluate": ["golden"]}), "gates.ship.baseline", {"stage": "teacher-elder"}
+                ),
+                "gates.ship.require",
+                [{"metric": "success", "set": "hidden", "better_by": 0.0}],
+            ),
+            r"gates.ship.require\[0\].set: found hidden, but the baseline teacher-elder is measured on golden alone",
+        ),
+        (
+            changed(with_teacher(), "gates.ship.baseline", {"stage": "teacher-elder"}),
+            "gates.ship.baseline.stage: found 'teacher-elder', expected a stage or init",
+        ),
+    ],
+)
+def test_a_teacher_that_cannot_be_measured_is_refused_at_check_time(tmp_path: Path, data: Json, said: str):
+    path = tmp_path / "p.yaml"
+    path.write_text(json.dumps(data))
     with pytest.raises(ProgramError, match=said):
         load_program(path)
 
@@ -155,6 +230,28 @@ def test_a_small_program_learns_from_a_teacher_with_other_tokens(
     assert curve[0]["alignment_byte_span"] > 0.5
     for node, folder in out.items():
         check_what_was_said(folder, done[node]["notes"])
+    check_its_own_success(home / "nodes" / done["teacher.elder"]["run_key"] / "out", file, tmp_path)
+
+
+def check_its_own_success(elder: Path, file: Path, folder: Path) -> None:
+    """The teacher that was trained acts with its own tokens, and with the room that it was given, not the agent's."""
+    hidden = "  hidden: {kind: problems, environment: desk, split: hidden, size: 6, role: hidden}\nverifiers:"
+    asked = PROGRAM.replace("verifiers:", hidden) + "evaluation: {at_the_end: [hidden], greedy: false}\n"
+    file.write_text(asked.replace("max_gap: 1000}", "max_gap: 1000}\n    evaluate: [hidden]\n    max_new_tokens: 40"))
+    loaded = load_program(file)
+    made = nodes(compile(loaded.program, resolve(loaded, environ={})))["eval.teacher-elder.hidden"]
+    desk = environment_for("desk", loaded.program.environments["desk"])
+    write_rows(folder / "records.jsonl", desk.problems("hidden", 6, 0))
+    context = NodeContext(
+        id=made.id, kind=made.kind, params=made.params, execution={}, seed=made.seed or 0,
+        inputs={"policy": elder, "problems": folder}, out=folder / "out", checkpoints=folder / "ckpt",
+        metrics=MetricSpool(folder / "metrics.jsonl"), stop=lambda: False, progress=lambda what, share, figures: None,
+    )  # fmt: skip
+    found = evaluate(context)
+    assert {"success", "success_low", "truncated_rate"} <= found.metrics.keys()
+    tried = list(read_shards(context.out / "trajectories"))
+    assert len(tried) == 6
+    assert 24 < max(turn.end - turn.start for t in tried for turn in t.turns) <= 40
 
 
 def check_what_was_said(folder: Path, notes: list[str]) -> None:
