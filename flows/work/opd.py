@@ -71,9 +71,15 @@ def train(node: NodeContext) -> Outcome:
     write_shards(node.out / "trajectories", kept)
     taught = panels.write_taught(node, asked, kept, keeper.signals(spec.steps))
     write_json(node.out / "curve.json", _curve(report))
-    notes = [*inputs.precision_notes(node), *inputs.empty_notes(node), *_notes(report, spec), *drift_notes(kept)]
+    notes = [
+        *inputs.precision_notes(node),
+        *inputs.empty_notes(node),
+        *taught,
+        *_notes(report, spec),
+        *drift_notes(kept),
+    ]
     cost = _cost(report, learner) | server_cost(report.curve)
-    return Outcome(metrics=_metrics(report), cost=cost, notes=[*notes, *taught, *server_notes(report.curve)])
+    return Outcome(metrics=_metrics(report), cost=cost, notes=[*notes, *server_notes(report.curve)])
 
 
 def _demonstrations(node: NodeContext, policy: LoadedPolicy) -> list[Trajectory]:

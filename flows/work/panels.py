@@ -148,8 +148,9 @@ def write_taught(
         t.name: _card([s for s in signals if s.teacher == t.name], asked.revisions[t.name]) for t in asked.teachers
     }
     write_json(node.out / "signals.json", {"signal": "logprobs", **routed.to_json(), "scorecard": cards})
-    notes = [_card_words(name, card, sent[name]) for name, card in cards.items() if sent[name] or card["trajectories"]]
-    return notes + routed.sentences([n for n, card in cards.items() if not sent[n] and not card["trajectories"]])
+    asked_of = [name for name, card in cards.items() if sent[name] or card["trajectories"]]
+    idle = [name for name in cards if name not in asked_of]
+    return [*routed.sentences(idle), *(_card_words(name, cards[name], sent[name]) for name in asked_of)]
 
 
 def _card(signals: Sequence[TokenSignal], revision: str) -> Json:

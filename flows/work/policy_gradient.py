@@ -103,10 +103,10 @@ def train(node: NodeContext) -> Outcome:
         notes=[
             *inputs.precision_notes(node),
             *inputs.empty_notes(node),
+            *taught,
             *shown,
             *_notes(report, spec),
             *drift_notes(kept),
-            *taught,
             *opd.server_notes(report.curve),
         ],
     )
