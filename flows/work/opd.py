@@ -33,6 +33,7 @@ from tasks.loops.distill import Distilling, DistillReport, train_opd, trained_to
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.shortening import Shortening
+from tasks.loops.stepping import probe_of
 from tasks.loops.token_lessons import Panel
 from tasks.policy.foreign import LoadedTeacher, load_teacher, read_teacher, save_teacher
 from tasks.policy.store import LoadedPolicy
@@ -77,8 +78,8 @@ def train(node: NodeContext) -> Outcome:
         before_save=settling(keeper, asked),
     )
     report = train_opd(learner, arena, stage, inputs.hooks(node))
-    inputs.save_result(node, policy, learner, report.probe)
     kept = keeper.all(spec.steps)
+    inputs.save_result(node, policy, learner, report.probe or probe_of(kept, policy.config.max_length))
     write_shards(node.out / "trajectories", kept)
     write_json(node.out / "curve.json", _curve(report))
     notes = [*inputs.precision_notes(node), *inputs.empty_notes(node), *_notes(report, spec), *drift_notes(kept)]

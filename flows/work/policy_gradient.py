@@ -24,6 +24,7 @@ from tasks.loops.order import ProblemOrder
 from tasks.loops.preflight import measure, review_sample
 from tasks.loops.rollout_ledger import RolloutLedger
 from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.stepping import probe_of
 from tasks.loops.updates import policy_updates
 from tasks.policy.store import LoadedPolicy
 
@@ -91,8 +92,8 @@ def train(node: NodeContext) -> Outcome:
         before_save=opd.settling(keeper, asked),
     )
     report = train_policy_gradient(learner, arena, stage, inputs.hooks(node))
-    inputs.save_result(node, policy, learner, report.probe)
     kept = keeper.all(spec.steps)
+    inputs.save_result(node, policy, learner, report.probe or probe_of(kept, policy.config.max_length))
     write_shards(node.out / "trajectories", kept)
     write_json(node.out / "curve.json", _curve(report))
     return Outcome(

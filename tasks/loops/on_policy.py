@@ -32,13 +32,13 @@ from tasks.loops.scoring import ScoringQueue, early_rows
 from tasks.loops.self_teaching import PREFIX as FROZEN
 from tasks.loops.self_teaching import SelfTeaching
 from tasks.loops.stepping import (
-    PROBE,
     State,
     StepReport,
     check_cut,
     check_learnt,
     fallen,
     last_checkpoint,
+    probe_of,
     reasons,
     save_checkpoint,
 )
@@ -215,7 +215,7 @@ def _train(
         report.policy_tokens += sum(t.policy_tokens for t in drawn.beside)
     report.curve.append(figures)
     report.missing_logprobs += done.missing_logprobs
-    report.probe = rows_from(trajectories[:PROBE], max_length=stage.max_length, truncated="score")[0]
+    report.probe = probe_of(trajectories, stage.max_length) or report.probe
     seconds = rollout_seconds + time.monotonic() - began
     speed = sum(len(t.ids) for t in trajectories) / max(1e-9, seconds)
     hooks.metrics(step + 1, **figures, tokens_per_second=speed, rollout_share=rollout_seconds / max(1e-9, seconds))

@@ -180,6 +180,18 @@ def test_cut_trajectories_are_left_out_or_stop_the_stage(taught):
     assert 0 < report.dropped["truncated"] <= round(cut * 24)
 
 
+def test_the_rows_to_try_the_policy_on_are_of_any_trajectory_and_of_any_step(taught):
+    def probe(place, **more):
+        """Return the rows where the prompt of the problem that is drawn at this place fills the length."""
+        long = ProblemOrder({"a": PROBLEMS}, 5).draw(4)[place].id
+        problems = [replace(p, text="say " * 60) if p.id == long else p for p in PROBLEMS]
+        return stage(taught, SPEC.model_copy(update=more), problems=problems)[1]().probe
+
+    assert len(probe(0, group_size=8, steps=1)) == 8
+    last = probe(1, problems_per_step=1, steps=2, max_truncated=1.0, max_flat_steps=None)
+    assert {row.trajectory.split("/")[0] for row in last} == {"step0"}
+
+
 def test_a_policy_that_an_update_broke_is_not_told_to_write_more(taught):
     wild = Optimizer(kind="adamw", learning_rate=30.0)
     _, run = stage(taught, SPEC.model_copy(update={"optimizer": wild}))
