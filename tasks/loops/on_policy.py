@@ -28,6 +28,7 @@ from tasks.loops.groups import GroupStats, overlong_figures, rollout_figures
 from tasks.loops.order import ProblemOrder
 from tasks.loops.replayed import Extra, Mixture
 from tasks.loops.resampling import StepRollouts, draw_step
+from tasks.loops.ruin import check_fall, check_last_update, fall, solved
 from tasks.loops.scoring import ScoringQueue, early_rows
 from tasks.loops.self_teaching import PREFIX as FROZEN
 from tasks.loops.self_teaching import SelfTeaching
@@ -88,6 +89,8 @@ class OnPolicyReport(StepReport):
     """Mean reward of the steps so far, where the algorithm compares with it."""
     draws: list[list[int]] = field(default_factory=list)
     """By step, the problems asked for in each round of rollouts."""
+    solved: list[list[float]] = field(default_factory=list)
+    """By step, the share of successes of each problem that has a valid rollout."""
     replay_left: dict[str, int] = field(default_factory=dict)
     """Reason -> trajectories that the replay buffer did not take in, or that have left it."""
 
@@ -97,8 +100,8 @@ def train_policy_gradient(
 ) -> OnPolicyReport:
     """Run the stage's steps; a resume continues bit for bit from the last checkpoint.
 
-    Raises TrainingError where it cannot learn (no group varies, all is cut or rejected, sampler and trainer disagree) and
-    Interrupted, after saving, where `hooks.stop` asks.
+    Raises TrainingError where it cannot learn (no group varies, all is cut or rejected, sampler and trainer disagree) or has
+    ruined the policy, and Interrupted, after saving, where `hooks.stop` asks.
     """
     hooks = hooks or Hooks()
     spec, report = stage.spec, OnPolicyReport()
@@ -130,6 +133,8 @@ def train_policy_gradient(
             _save(learner, report, stage, hooks, pace)
     if spec.max_flat_steps is not None:
         check_learnt(learner.updates, report, "there was nothing to compare, or what there was had no gradient")
+    found = fall(report.solved, report.curve[-len(report.solved) :])
+    report.notes += check_fall(found, learner.optimizer.learning_rate, chosen=isinstance(order, CurriculumOrder))
     return report
 
 
@@ -214,6 +219,7 @@ def _train(
         report.rollouts += len(drawn.beside)
         report.policy_tokens += sum(t.policy_tokens for t in drawn.beside)
     report.curve.append(figures)
+    report.solved.append(solved(trajectories))
     report.missing_logprobs += done.missing_logprobs
     report.probe = probe_of(trajectories, stage.max_length) or report.probe
     seconds = rollout_seconds + time.monotonic() - began
@@ -227,6 +233,8 @@ def _train(
             _flat_message(spec, stats, report.flat_run) if stats.flat else _idle_message(report.flat_run, lost, figures)
         )
         raise TrainingError(told + fallen(report.curve, learner.optimizer.learning_rate))
+    if done.updated and step + 1 == spec.steps:
+        check_last_update(learner, [row for row in done.rows if not row.stale], spec.steps)
 
 
 def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int]]:
