@@ -186,7 +186,7 @@ def _train(
     figures = rollout_figures(trajectories, stats) | overlong_figures(trajectories, spec) | drawn.figures()
     check_cut(figures, spec, report.curve, learner.optimizer.learning_rate)
     rows, dropped = _rows(stage, drawn)
-    fresh, extra = list(rows.rows), _extra(learner, stage, drawn, step)
+    extra = _extra(learner, stage, drawn, step)
     rows.rows += extra.rows
     if stage.teaching is not None:
         lesson = stage.teaching.teach(learner, rows.rows, drawn, step, stage.max_length)
@@ -197,6 +197,7 @@ def _train(
         assert stage.panel is not None, "distill needs teachers"
         rows.term = Term(spec.distill, stage.panel, {t.id: t for t in trajectories}, step, spec.steps)
     done = update(learner, rows, spec, stage.reference, max_length=stage.max_length, step=step, critic=stage.critic)
+    fresh = [row for row in done.rows if not row.stale]
     if stage.mixture is not None:
         stage.mixture.learn(extra, step, fresh, trajectories)
         report.replay_left = stage.mixture.left
@@ -234,7 +235,7 @@ def _train(
         )
         raise TrainingError(told + fallen(report.curve, learner.optimizer.learning_rate))
     if done.updated and step + 1 == spec.steps:
-        check_last_update(learner, [row for row in done.rows if not row.stale], spec.steps)
+        check_last_update(learner, fresh, spec.steps)
 
 
 def _rows(stage: OnPolicy, drawn: StepRollouts) -> tuple[StepRows, dict[str, int]]:
