@@ -21,7 +21,7 @@ from tasks.loops import teacher_terms
 from tasks.loops.collect import Draw, collect, drift_notes
 from tasks.loops.on_policy import OnPolicy, OnPolicyReport, train_policy_gradient
 from tasks.loops.order import ProblemOrder
-from tasks.loops.preflight import measure, review_sample
+from tasks.loops.preflight import first_success, measure, review_sample
 from tasks.loops.rollout_ledger import RolloutLedger
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.stepping import probe_of
@@ -52,7 +52,7 @@ def preflight(node: NodeContext) -> Outcome:
     write_shards(node.out / "review" / "worst", worst)
     write_json(node.out / "preflight.json", figures | {"unmet": missing})
     shown = ("success", "positive_problem_rate", "mixed_group_rate", "truncated", "tool_success")
-    notes = inputs.empty_notes(node)
+    notes = [*inputs.empty_notes(node), *first_success(figures)]
     notes += [f"not met: {sentence}" for sentence in missing]
     if asked.problems > order.size:
         notes.append(f"preflight.problems is {asked.problems}, but there are only {order.size}; all were used")

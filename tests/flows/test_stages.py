@@ -254,7 +254,7 @@ def asked(folder, at, policy, *, last=True, **needs):
         | {"algorithm": GRPO_SPEC, "needs": Needs(**needs), "preflight": Preflight(problems=10, samples=4)}
     )
     probe = node(folder, "preflight1", {"policy": at[policy], "data.train": at["data.train"]}, params)
-    policy_gradient.preflight(probe)
+    assert any(n.startswith("the first success of a problem takes") for n in policy_gradient.preflight(probe).notes)
     choice = node(folder, "choose1", {"preflight": probe.out}, {"needs": Needs(**needs), "last": last, "stage": "rl"})
     return probe, choice
 
