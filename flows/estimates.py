@@ -299,6 +299,8 @@ def policy_gradient(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
         passes += 1 / 3 + (critic["updates_per_batch"] if critic["backbone"] == "own" else 0)
     if algorithm.get("form"):
         passes += 1 / 3
+    if algorithm.get("kl_coef", 0.0) > 0:
+        passes += 1 / 3
     trained = fresh + algorithm["steps"] * _replayed(algorithm)
     tokens = trained * sizes.trajectory(names)[0] * passes
     seconds = (

@@ -147,9 +147,12 @@ class _Where:
 
 
 def auto_precision(program: Program) -> Literal["fp32", "bf16"]:
-    """Return what `precision: auto` means here: processors without bf16 arithmetic emulate it, many times slower."""
-    if accelerated(program.run.device):
-        return "bf16"
+    """Return what `precision: auto` means here."""
+    return "bf16" if accelerated(program.run.device) else processor_precision()
+
+
+def processor_precision() -> Literal["fp32", "bf16"]:
+    """Return the precision in which this processor is fastest; without bf16 arithmetic (AMX, AVX512-bf16) it emulates that."""
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     except OSError:

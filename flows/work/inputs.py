@@ -209,8 +209,15 @@ def hooks(node: NodeContext) -> Hooks:
 def save_result(node: NodeContext, policy: LoadedPolicy, learner: Learner, rows: list[TrainingRow]) -> str:
     """Write the trained policy to `out/policy` and return its digest.
 
-    The folder is loaded again and must give the trained policy's logprobs. StateError where it does not.
+    The folder is loaded again and must give the trained policy's logprobs. StateError where it does not, or where there is
+    no row to compare them on.
     """
+    if not rows:
+        raise StateError(
+            f"{node.id}: no trajectory of the stage has a token of the policy, so that the saved policy cannot be compared "
+            "with the trained one; it was not handed on. Shorten the prompts or raise policy.init.max_length; see the log "
+            "for episodes that could not be run"
+        )
     probe = sorted(rows, key=lambda r: (r.length, r.id))[:_CHECKED_ROWS]
     base, base_digest = policy.model, policy.digest
     policy.model = learner.plain()

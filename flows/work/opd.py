@@ -25,6 +25,7 @@ from tasks.loops.distill import Distilling, DistillReport, train_opd, trained_to
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.shortening import Shortening
+from tasks.loops.stepping import probe_of
 from tasks.policy.foreign import read_teacher, save_teacher
 from tasks.policy.store import LoadedPolicy
 
@@ -66,8 +67,8 @@ def train(node: NodeContext) -> Outcome:
         before_save=panels.settling(keeper, asked),
     )
     report = train_opd(learner, arena, stage, inputs.hooks(node))
-    inputs.save_result(node, policy, learner, report.probe)
     kept = keeper.all(spec.steps)
+    inputs.save_result(node, policy, learner, report.probe or probe_of(kept, policy.config.max_length))
     write_shards(node.out / "trajectories", kept)
     taught = panels.write_taught(node, asked, kept, keeper.signals(spec.steps))
     write_json(node.out / "curve.json", _curve(report))

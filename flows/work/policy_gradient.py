@@ -21,9 +21,10 @@ from tasks.loops import teacher_terms
 from tasks.loops.collect import Draw, collect, drift_notes
 from tasks.loops.on_policy import OnPolicy, OnPolicyReport, train_policy_gradient
 from tasks.loops.order import ProblemOrder
-from tasks.loops.preflight import measure, review_sample
+from tasks.loops.preflight import first_success, measure, review_sample
 from tasks.loops.rollout_ledger import RolloutLedger
 from tasks.loops.rollout_store import RolloutStore
+from tasks.loops.stepping import probe_of
 from tasks.loops.updates import policy_updates
 from tasks.policy.store import LoadedPolicy
 
@@ -51,7 +52,7 @@ def preflight(node: NodeContext) -> Outcome:
     write_shards(node.out / "review" / "worst", worst)
     write_json(node.out / "preflight.json", figures | {"unmet": missing})
     shown = ("success", "positive_problem_rate", "mixed_group_rate", "truncated", "tool_success")
-    notes = inputs.empty_notes(node)
+    notes = [*inputs.empty_notes(node), *first_success(figures)]
     notes += [f"not met: {sentence}" for sentence in missing]
     if asked.problems > order.size:
         notes.append(f"preflight.problems is {asked.problems}, but there are only {order.size}; all were used")
@@ -92,8 +93,8 @@ def train(node: NodeContext) -> Outcome:
         before_save=panels.settling(keeper, asked),
     )
     report = train_policy_gradient(learner, arena, stage, inputs.hooks(node))
-    inputs.save_result(node, policy, learner, report.probe)
     kept = keeper.all(spec.steps)
+    inputs.save_result(node, policy, learner, report.probe or probe_of(kept, policy.config.max_length))
     write_shards(node.out / "trajectories", kept)
     taught = panels.write_taught(node, asked, kept, keeper.signals(spec.steps)) if asked is not None else []
     write_json(node.out / "curve.json", _curve(report))

@@ -6,7 +6,15 @@ from specs.gates import Metric
 from tasks.judging.measures import Values, compare_paired, measure
 from tasks.judging.results import Evaluated
 from tasks.statistics.intervals import bounded_interval
-from tasks.statistics.paired import Pairs, mcnemar_exact, tango_interval
+from tasks.statistics.paired import (
+    LARGE,
+    Pairs,
+    difference_se,
+    mcnemar_chi_square,
+    mcnemar_exact,
+    mcnemar_mid_p,
+    tango_interval,
+)
 
 METRICS: tuple[Metric, ...] = tuple(m for m in get_args(Metric) if m != "regressed_cases")
 LISTED = 20
@@ -18,6 +26,13 @@ def two_sided_p(counts: Pairs) -> float:
     better = mcnemar_exact(solved, broken, "better")
     solved, broken, _ = counts.against_worse()
     return min(1.0, 2.0 * min(better, mcnemar_exact(solved, broken, "worse")))
+
+
+def _mcnemar(counts: Pairs) -> tuple[float, float | None]:
+    """Return McNemar's mid-p value, and his chi-square where enough pairs differ; rounded as above, against a difference."""
+    rounded = [(solved, broken) for solved, broken, _ in (counts.against_better(), counts.against_worse())]
+    enough = min(map(sum, rounded)) >= LARGE
+    return max(mcnemar_mid_p(*r) for r in rounded), min(mcnemar_chi_square(*r) for r in rounded) if enough else None
 
 
 def _side(values: Values, confidence: float) -> dict[str, Any]:
@@ -39,6 +54,7 @@ def _metric(first: Evaluated, second: Evaluated, metric: Metric, confidence: flo
         return None
     counts = found.counts
     score = tango_interval(counts.solved, counts.broken, counts.n, confidence)
+    mid_p, chi_square = _mcnemar(counts)
     return {
         "metric": metric,
         "a": _side(old, confidence),
@@ -46,7 +62,10 @@ def _metric(first: Evaluated, second: Evaluated, metric: Metric, confidence: flo
         "effect": found.effect,
         "low": found.width * score.low,
         "high": found.width * score.high,
+        "se": found.width * difference_se(counts.solved, counts.broken, counts.n),
         "p": two_sided_p(counts),
+        "mid_p": mid_p,
+        "chi_square": chi_square,
         "pairs": found.compared,
         "better": len(found.solved),
         "worse": len(found.broken),
@@ -103,12 +122,13 @@ def compare(first: Evaluated, second: Evaluated, confidence: float = 0.95) -> di
 
 def text(comparison: dict[str, Any]) -> str:
     """Return a comparison as a plain text table with the problems that changed."""
-    head = ("metric", "a", "b", "effect", "interval", "p", "better", "worse", "pairs")
+    head = ("metric", "a", "b", "effect", "interval", "se", "p", "mid-p", "chi2", "better", "worse", "pairs")
     lines: list[tuple[str, ...]] = [head]
     lines += [
         (
             r["metric"], f"{r['a']['value']:.4f}", f"{r['b']['value']:.4f}", f"{r['effect']:+.4f}",
-            f"[{r['low']:+.4f}, {r['high']:+.4f}]", f"{r['p']:.3g}", str(r["better"]), str(r["worse"]), str(r["pairs"]),
+            f"[{r['low']:+.4f}, {r['high']:+.4f}]", f"{r['se']:.4f}", f"{r['p']:.3g}", f"{r['mid_p']:.3g}",
+            "" if r["chi_square"] is None else f"{r['chi_square']:.2f}", str(r["better"]), str(r["worse"]), str(r["pairs"]),
         )
         for r in comparison["metrics"]
     ]  # fmt: skip

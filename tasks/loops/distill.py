@@ -14,12 +14,21 @@ from tasks.episodes.seeds import derive
 from tasks.episodes.token_signals import TokenSignal
 from tasks.learning.checkpoints import Pace
 from tasks.learning.learner import Learner
-from tasks.learning.rows import TrainingRow, rows_from
+from tasks.learning.rows import TrainingRow
 from tasks.loops.collect import Arena, Collected, Draw, check_invalid, rollouts
 from tasks.loops.fit import Hooks
 from tasks.loops.order import ProblemOrder
 from tasks.loops.scoring import ScoringQueue, early_rows
-from tasks.loops.stepping import PROBE, State, StepReport, check_cut, check_learnt, last_checkpoint, save_checkpoint
+from tasks.loops.stepping import (
+    PROBE,
+    State,
+    StepReport,
+    check_cut,
+    check_learnt,
+    last_checkpoint,
+    probe_of,
+    save_checkpoint,
+)
 from tasks.loops.token_lessons import Lesson, Panel, figures_of, lesson, teach
 from tasks.loops.token_signals import signals_of
 
@@ -176,9 +185,7 @@ def _train(learner: Learner, stage: Distilling, drawn: Collected, report: Distil
     report.skipped_steps += not done["updated"]
     report.missing_logprobs += made.missing_logprobs
     report.curve.append(figures | made.figures() | done)
-    report.probe = (
-        rows_from(drawn.trajectories[:PROBE], max_length=stage.max_length, truncated="score")[0] or made.rows[:PROBE]
-    )
+    report.probe = probe_of(drawn.trajectories, stage.max_length) or made.rows[:PROBE] or report.probe
     if stage.shape is not None:
         stage.shape.learn(drawn.trajectories, report.curve[-1])
 

@@ -29,17 +29,18 @@ from tasks.loops.groups import GroupStats, overlong_figures, rollout_figures
 from tasks.loops.order import ProblemOrder
 from tasks.loops.replayed import Extra, Mixture
 from tasks.loops.resampling import StepRollouts, draw_step
+from tasks.loops.ruin import check_fall, check_last_update, fall, solved
 from tasks.loops.scoring import ScoringQueue, early_rows
 from tasks.loops.self_teaching import PREFIX as FROZEN
 from tasks.loops.self_teaching import SelfTeaching
 from tasks.loops.stepping import (
-    PROBE,
     State,
     StepReport,
     check_cut,
     check_learnt,
     fallen,
     last_checkpoint,
+    probe_of,
     reasons,
     save_checkpoint,
 )
@@ -91,6 +92,8 @@ class OnPolicyReport(StepReport):
     """Mean reward of the steps so far, where the algorithm compares with it."""
     draws: list[list[int]] = field(default_factory=list)
     """By step, the problems asked for in each round of rollouts."""
+    solved: list[list[float]] = field(default_factory=list)
+    """By step, the share of successes of each problem that has a valid rollout."""
     replay_left: dict[str, int] = field(default_factory=dict)
     """Reason -> trajectories that the replay buffer did not take in, or that have left it."""
 
@@ -100,8 +103,8 @@ def train_policy_gradient(
 ) -> OnPolicyReport:
     """Run the stage's steps; a resume continues bit for bit from the last checkpoint.
 
-    Raises TrainingError where it cannot learn (no group varies, all is cut or rejected, sampler and trainer disagree) and
-    Interrupted, after saving, where `hooks.stop` asks.
+    Raises TrainingError where it cannot learn (no group varies, all is cut or rejected, sampler and trainer disagree) or has
+    ruined the policy, and Interrupted, after saving, where `hooks.stop` asks.
     """
     hooks = hooks or Hooks()
     spec, report = stage.spec, OnPolicyReport()
@@ -133,6 +136,8 @@ def train_policy_gradient(
             _save(learner, report, stage, hooks, pace)
     if spec.max_flat_steps is not None:
         check_learnt(learner.updates, report, "there was nothing to compare, or what there was had no gradient")
+    found = fall(report.solved, report.curve[-len(report.solved) :])
+    report.notes += check_fall(found, learner.optimizer.learning_rate, chosen=isinstance(order, CurriculumOrder))
     return report
 
 
@@ -184,7 +189,7 @@ def _train(
     figures = rollout_figures(trajectories, stats) | overlong_figures(trajectories, spec) | drawn.figures()
     check_cut(figures, spec, report.curve, learner.optimizer.learning_rate)
     rows, dropped = _rows(stage, drawn)
-    fresh, extra = list(rows.rows), _extra(learner, stage, drawn, step)
+    extra = _extra(learner, stage, drawn, step)
     rows.rows += extra.rows
     if stage.teaching is not None:
         lesson = stage.teaching.teach(learner, rows.rows, drawn, step, stage.max_length)
@@ -193,6 +198,7 @@ def _train(
         left_out(report.dropped, lesson.dropped)
     rows.term = term = _term(spec, stage.panel, trajectories, step)
     done = update(learner, rows, spec, stage.reference, max_length=stage.max_length, step=step, critic=stage.critic)
+    fresh = [row for row in done.rows if not row.stale]
     if term is not None and stage.keep_signals is not None:
         stage.keep_signals(step, term.signals)
     if stage.mixture is not None:
@@ -217,8 +223,9 @@ def _train(
         report.rollouts += len(drawn.beside)
         report.policy_tokens += sum(t.policy_tokens for t in drawn.beside)
     report.curve.append(figures)
+    report.solved.append(solved(trajectories))
     report.missing_logprobs += done.missing_logprobs
-    report.probe = rows_from(trajectories[:PROBE], max_length=stage.max_length, truncated="score")[0]
+    report.probe = probe_of(trajectories, stage.max_length) or report.probe
     seconds = rollout_seconds + time.monotonic() - began
     speed = sum(len(t.ids) for t in trajectories) / max(1e-9, seconds)
     hooks.metrics(step + 1, **figures, tokens_per_second=speed, rollout_share=rollout_seconds / max(1e-9, seconds))
@@ -230,6 +237,8 @@ def _train(
             _flat_message(spec, stats, report.flat_run) if stats.flat else _idle_message(report.flat_run, lost, figures)
         )
         raise TrainingError(told + fallen(report.curve, learner.optimizer.learning_rate))
+    if done.updated and step + 1 == spec.steps:
+        check_last_update(learner, fresh, spec.steps)
 
 
 def _term(

@@ -9,6 +9,7 @@ from specs.algorithms import PolicyGradientAlgorithm
 from specs.records import Trajectory
 from tasks.episodes.shards import tool_errors
 from tasks.loops.groups import group_stats
+from tasks.statistics.pass_metrics import samples_to_success
 
 REVIEW = 50
 """Trajectories with the best and with the worst reward that a person is shown."""
@@ -34,6 +35,7 @@ def measure(trajectories: Sequence[Trajectory], spec: PolicyGradientAlgorithm) -
         "invalid": len(trajectories) - len(valid),
         "success": _mean([bool(t.success) for t in valid]),
         "positive_problem_rate": _mean([c > 0 for c, _ in counts]),
+        "samples_to_success": _mean([samples_to_success(n, c) for c, n in counts]),
         "mixed_group_rate": stats.mixed / max(1, stats.counts.groups),
         "reward": {
             "mean": fmean(rewards),
@@ -68,6 +70,15 @@ def expected_mixed(counts: Sequence[tuple[int, int]], group_size: int) -> float:
             p = successes / samples
             shares.append(1 - p**group_size - (1 - p) ** group_size)
     return _mean(shares)
+
+
+def first_success(figures: dict[str, Any]) -> list[str]:
+    """Return a sentence with the samples that the first success of a problem takes."""
+    if not figures["problems"]:
+        return []
+    none = 1 - figures["positive_problem_rate"]
+    never = f" ({none:.0%} of the problems had none: it counts as the one after their last)" if none else ""
+    return [f"the first success of a problem takes {figures['samples_to_success']:.1f} samples on average{never}"]
 
 
 def review_sample(trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from specs.bounds import RolloutBounds
 from specs.errors import TrainingError
+from specs.records import Trajectory
 from tasks.learning.checkpoints import Checkpoint, Pace
-from tasks.learning.rows import TrainingRow
+from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import LONGER
 from tasks.loops.fit import Hooks
 
 _log = logging.getLogger(__name__)
 PROBE = 8
-"""Rows of the last step that the report holds."""
+"""Rows that the report holds."""
 _OF_THE_ATTEMPT = ("notes", "probe")
 _RECENT = 3
 """Steps within which a share that doubles has jumped; what grows more slowly is learnt."""
@@ -40,7 +41,7 @@ class StepReport:
     """Tokens that did not train, as the sampler gave no logprob."""
     notes: list[str] = field(default_factory=list)
     probe: list[TrainingRow] = field(default_factory=list)
-    """A few rows of the last step, to try a saved policy on."""
+    """A few rows of the last step that has some, to try a saved policy on."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a checkpoint; notes and probe belong to the attempt and stay out."""
@@ -60,6 +61,16 @@ class StepReport:
             found.append(f"{self.missing_logprobs} tokens have no logprob of the sampler and did not train")
         left = sorted(self.dropped.items())
         return found + [f"{n} trajectories left out of the loss: {reason}" for reason, n in left]
+
+
+def probe_of(trajectories: Iterable[Trajectory], max_length: int) -> list[TrainingRow]:
+    """Return a few rows of the first trajectories that give one; none where the policy wrote no token."""
+    rows: list[TrainingRow] = []
+    for trajectory in trajectories:
+        rows += rows_from([trajectory], max_length=max_length, truncated="score")[0]
+        if len(rows) >= PROBE:
+            break
+    return rows[:PROBE]
 
 
 def check_cut(

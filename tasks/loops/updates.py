@@ -68,6 +68,8 @@ class Updated:
     """Trajectories left out of the mean, by reason."""
     missing_logprobs: int = 0
     """Tokens without a sampler logprob; they do not train."""
+    rows: Sequence[TrainingRow] = ()
+    """The batch's, without those tokens."""
 
 
 def update(
@@ -87,7 +89,7 @@ def update(
     A critic gives the advantages and then learns; in its warm-up it learns alone.
     """
     rows, missing = without_missing(batch.rows, spec.max_missing_logprobs, step, whole_turns=whole_turns(spec))
-    gone = trajectories(batch.rows) - trajectories(rows)
+    given, gone = rows, trajectories(batch.rows) - trajectories(rows)
     dropped, figures = {"missing_logprob": gone} if gone else {}, dict[str, float]()
     known = spec.correction is not None or (isinstance(spec, GSPO) and not batch.exact)
     if known and rows:
@@ -119,6 +121,7 @@ def update(
         figures=_figures(reports) | figures,
         dropped=dropped,
         missing_logprobs=missing,
+        rows=given,
     )
 
 

@@ -53,6 +53,10 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     return 1.0 - math.exp(log_front) * _fraction(b, a, 1.0 - x) / b
 
 
+def _log_ways(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
 def binomial_pmf(k: int, n: int, p: float) -> float:
     """Return P(X = k) of X ~ Bin(n, p)."""
     if k < 0 or k > n:
@@ -61,8 +65,7 @@ def binomial_pmf(k: int, n: int, p: float) -> float:
         return float(k == 0)
     if p >= 1.0:
         return float(k == n)
-    log_ways = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-    return math.exp(log_ways + k * math.log(p) + (n - k) * math.log1p(-p))
+    return math.exp(_log_ways(n, k) + k * math.log(p) + (n - k) * math.log1p(-p))
 
 
 def binomial_at_least(k: int, n: int, p: float) -> float:
@@ -81,3 +84,10 @@ def binomial_at_most(k: int, n: int, p: float) -> float:
     if k >= n:
         return 1.0
     return incomplete_beta(n - k, k + 1, 1.0 - p)
+
+
+def hypergeometric_at_most(k: int, n: int, marked: int, total: int) -> float:
+    """Return the chance of at most `k` marked ones among `n` of `total`, without replacement (Fisher's exact test)."""
+    least = max(0, n + marked - total)
+    ways = (_log_ways(marked, i) + _log_ways(total - marked, n - i) for i in range(least, min(k, n, marked) + 1))
+    return min(1.0, math.fsum(math.exp(w - _log_ways(total, n)) for w in ways))

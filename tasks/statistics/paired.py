@@ -23,6 +23,8 @@ Side = Literal["two_sided", "better", "worse"]
 EXACT_UP_TO = 3000
 """Pairs up to which the unconditional test is exact; beyond it Tango's score p-value is used."""
 
+LARGE = 25
+"""Discordant pairs from which McNemar's chi-square stands for the exact test."""
 SMALL = 100
 """Pairs up to which the jumps of the p-value are worth looking at."""
 
@@ -39,16 +41,16 @@ def mcnemar_exact(b: int, c: int, side: Side = "two_sided") -> float:
 
 
 def mcnemar_mid_p(b: int, c: int) -> float:
-    """Return the two-sided mid-p value: less conservative, not exact."""
+    """Return the two-sided mid-p value: less conservative, not exact; no decision here rests on it."""
     return mcnemar_exact(b, c) - binomial_pmf(min(b, c), b + c, 0.5) if b != c else 1.0
 
 
 def mcnemar_chi_square(b: int, c: int) -> float:
-    """Return the chi-square statistic with continuity correction; only fit for b + c of 25 and more."""
+    """Return the chi-square statistic with continuity correction; only fit for b + c of `LARGE` and more."""
     return (abs(b - c) - 1.0) ** 2 / (b + c) if b + c else 0.0
 
 
-def difference_se(b: int, c: int, n: int) -> float:
+def difference_se(b: float, c: float, n: float) -> float:
     """Return the Wald standard error of (b - c) / n, to compare with other tools; no decision here rests on it."""
     return math.sqrt(b + c - (b - c) ** 2 / n) / n
 

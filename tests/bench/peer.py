@@ -11,11 +11,12 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flows.resolve import processor_precision
 from specs.policy import BPETokenizer, PretrainedPolicy, ScratchPolicy
 from tasks.policy.initial import from_pretrained, from_scratch
 from tasks.policy.store import LoadedPolicy, save_policy
@@ -118,15 +119,18 @@ def ratio(own: list[Made], peer: list[Made], what: str) -> float:
     return median(median(p[what]) / median(o[what]) for o, p in zip(own, peer, strict=True))
 
 
-def arguments(about: str) -> argparse.Namespace:
-    """Return what is asked for on the command line."""
+def arguments(about: str, given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return what is asked for, on the command line where nothing is given."""
     options = argparse.ArgumentParser(description=about)
     options.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     options.add_argument("--runs", type=int, default=5)
     options.add_argument("--steps", type=int, help="measured steps of a run")
     options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    return options.parse_args()
+    options.add_argument(
+        "--precision", choices=("fp32", "bf16"), default=processor_precision(),
+        help="of both sides; bf16 where left out and the processor has it, else fp32",
+    )  # fmt: skip
+    return options.parse_args(given)
 
 
 def compare(
@@ -150,7 +154,7 @@ def compare(
     report(
         name,
         min(f["ratio"] / bounds[model] for model, f in found.items()),
-        f">= 1 of what is asked ({', '.join(said)}), {agrees}",
+        f">= 1 of what is asked ({', '.join(said)}), {agrees}; {options.precision}, {options.runs} runs",
         holds=all(f["holds"] for f in found.values()),
         detail=found,
     )

@@ -134,7 +134,11 @@ def test_estimates_count_all_rounds_of_dynamic_sampling():
     assert rounds.rollouts == 3 * plain.rollouts
     assert rounds.tokens == plain.tokens
     corrected = nodes(plan(with_algorithm("grpo", correction={})))["rl"].estimate
-    assert corrected.tokens > nodes(plan(with_algorithm("grpo")))["rl"].estimate.tokens
+    grpo = nodes(plan(with_algorithm("grpo")))["rl"].estimate
+    assert corrected.tokens > grpo.tokens
+    reference = nodes(plan(with_algorithm("grpo", kl_coef=0.1, updates_per_batch=2)))["rl"].estimate
+    assert reference.tokens == pytest.approx((2 + 1 / 3) * grpo.tokens, abs=1)
+    assert reference.seconds > grpo.seconds
 
 
 def test_a_critic_is_in_the_estimate():

@@ -9,8 +9,9 @@ import pytest
 from flows import teacher_tokens, weights
 from flows.compile import compile
 from flows.resolution import Resolution, resolution_from, same_outside
-from flows.resolve import expanded, resolve
+from flows.resolve import auto_precision, expanded, resolve
 from specs.errors import ProgramError, StateError
+from tests.bench.peer import arguments
 from tests.flows.programs import SMALL, changed, nodes, program
 from tests.tasks.tokens.kinds import tokenizer
 
@@ -385,6 +386,22 @@ def test_bfcl_needs_its_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.2")
     found = resolve(program(data))
     assert nodes(compile(program(data), found))["data.demos"].params["package"] == "1.2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [("sse2 avx2 avx512f", "fp32"), ("avx512f avx512_bf16", "bf16"), ("amx_bf16 amx_tile", "bf16"), (None, "fp32")],
+)
+def test_programs_and_benches_take_bf16_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch, flags, found):
+    def read(path: Path, encoding: str) -> str:
+        if flags is None:
+            raise FileNotFoundError(path)
+        return f"flags\t: {flags}\n"
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert auto_precision(program(changed(SMALL, "run.device", "cpu"))) == found
+    assert arguments("about", []).precision == found
+    assert arguments("about", ["--precision", "fp32"]).precision == "fp32"
 
 
 def test_auto_precision_is_decided_once_and_compiled_in(tmp_path: Path):

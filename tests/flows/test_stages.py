@@ -2,6 +2,7 @@ import io
 import json
 import logging
 import re
+import shutil
 
 import pytest
 import torch
@@ -14,13 +15,13 @@ from specs.agents import ToolLoop
 from specs.algorithms import PolicyGradientAlgorithm
 from specs.data import Demonstrations, Problems
 from specs.environments import OrderDesk
-from specs.errors import DataError, Interrupted, TrainingError
+from specs.errors import DataError, Interrupted, StateError, TrainingError
 from specs.group_relative import DAPO, Resample
 from specs.grpo import GRPO
 from specs.optimizer import Optimizer
-from specs.policy import BPETokenizer, Policy, ScratchPolicy
+from specs.policy import BPETokenizer, LoRA, Policy, ScratchPolicy
 from specs.policy_gradient import Correction
-from specs.records import demonstration_from
+from specs.records import demonstration_from, problem_from
 from specs.reward import Reward
 from specs.run import Run
 from specs.stages import Needs, Preflight
@@ -28,6 +29,7 @@ from specs.supervised import RFT, SFT, SupervisedBatch
 from specs.verifiers import EnvironmentState
 from tasks.episodes.environments import environment_for
 from tasks.episodes.shards import read_shards
+from tasks.loops.order import ProblemOrder
 from tasks.policy.initial import from_scratch
 from tasks.policy.store import load_policy, save_policy
 from tasks.tokens.text import compact_json, fragments
@@ -252,7 +254,7 @@ def asked(folder, at, policy, *, last=True, **needs):
         | {"algorithm": GRPO_SPEC, "needs": Needs(**needs), "preflight": Preflight(problems=10, samples=4)}
     )
     probe = node(folder, "preflight1", {"policy": at[policy], "data.train": at["data.train"]}, params)
-    policy_gradient.preflight(probe)
+    assert any(n.startswith("the first success of a problem takes") for n in policy_gradient.preflight(probe).notes)
     choice = node(folder, "choose1", {"preflight": probe.out}, {"needs": Needs(**needs), "last": last, "stage": "rl"})
     return probe, choice
 
@@ -326,6 +328,42 @@ def test_grpo_trains_and_resumes_bit_for_bit(base, tmp_path, caplog):
     assert "went on from step 1" in caplog.messages
     for name in ("policy/model.safetensors", "curve.json", "trajectories/part-00000.parquet"):
         assert (again.out / name).read_bytes() == (whole.out / name).read_bytes(), name
+
+
+def test_a_last_step_without_a_token_of_the_policy_still_hands_it_on_checked(base, tmp_path):
+    """The prompt of the second problem fills the length: nothing of the last step can be compared."""
+    _, at = base
+    lines = (at["data.train"] / "records.jsonl").read_text().splitlines()[:2]
+    (drawn,) = ProblemOrder({"train": [problem_from(json.loads(x)) for x in lines]}, 11).draw(2)[1:]
+    problems, go = tmp_path / "problems", tmp_path / "go"
+    for folder in (problems, go):
+        folder.mkdir()
+    (go / "decision.json").write_text('{"go": true, "reason": ""}')
+    made = [json.loads(x) for x in lines]
+    for record in made:
+        record["text"] += " and" * 400 * (record["id"] == drawn.id)
+    (problems / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in made))
+    one = {"problems_per_step": 1, "group_size": 8, "steps": 2, "max_truncated": 1.0, "max_flat_steps": None}
+    spec = GRPO_SPEC.model_copy(update=one)
+    policy = POLICY.model_copy(update={"adapter": LoRA(kind="lora", rank=2)})
+
+    def run(stop=lambda: False):
+        node = grpo_node(tmp_path, at | {"data.train": problems}, go, spec, stop=stop)
+        node.params["policy"] = dump(policy)
+        policy_gradient.train(node)
+        return node
+
+    spool = tmp_path / "rl" / "metrics.jsonl"
+    with pytest.raises(Interrupted):
+        run(lambda: spool.exists() and "\n" in spool.read_text())
+    done = run()
+    first, last = read(done.out / "curve.json")["steps"]
+    assert first["truncated"] < last["truncated"] == 1.0
+    assert (done.out / "adapter").is_dir()
+    (problems / "records.jsonl").write_text(json.dumps(next(r for r in made if r["id"] == drawn.id)) + "\n")
+    shutil.rmtree(tmp_path / "rl")
+    with pytest.raises(StateError, match="rl: no trajectory of the stage has a token of the policy"):
+        run()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,16 @@ def test_exponents_give_numbers_and_one_spec(tmp_path: Path) -> None:
     assert len({p.model_dump_json() for p in programs}) == 1
 
 
+def test_what_a_constant_schedule_leaves_of_the_learning_rate_is_refused(tmp_path: Path):
+    def optimizer(text: str) -> tuple[str, str]:
+        return LEARN, f"{LEARN}      optimizer: {{learning_rate: 1e-3, {text}}}\n"
+
+    (told,) = mistakes(tmp_path, optimizer("final_fraction: 0.1"))
+    assert "final_fraction is not read with schedule: constant; only linear and cosine fall" in told
+    load(tmp_path, optimizer("schedule: cosine, final_fraction: 0.1"))
+    load(tmp_path, optimizer("final_fraction: 0.05"))
+
+
 def test_whole_exponents_fit_whole_numbers(tmp_path: Path) -> None:
     def tokens(written: str) -> tuple[str, str]:
         return LEARN, f"{LEARN}      batch: {{tokens: {written}}}\n"

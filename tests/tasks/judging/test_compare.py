@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -14,6 +15,11 @@ def test_two_measurements_of_one_policy_do_not_differ():
     assert row["p"] == pytest.approx(0.345, abs=5e-4)
     assert row["low"] < row["effect"] < 0 < row["high"]
     assert row["effect"] == pytest.approx(row["b"]["value"] - row["a"]["value"])
+    assert (row["mid_p"], row["chi_square"]) == pytest.approx((0.2649, 25 / 28), abs=5e-4)
+    assert row["se"] == pytest.approx(math.sqrt(28 - 36 / 200) / 200)
+    head, line = (row.split() for row in text(found).splitlines()[1:3])
+    assert head[-7:] == ["se", "p", "mid-p", "chi2", "better", "worse", "pairs"]
+    assert line[-7:] == ["0.0264", "0.345", "0.265", "0.89", "11", "17", "200"]
 
 
 def test_a_regression_is_seen_and_its_problems_are_named():
@@ -42,7 +48,10 @@ def test_several_samples_and_a_missing_metric():
     first, second = evaluated([1, 2, 3, 4] * 5, samples=4), evaluated([2, 2, 4, 4] * 5, samples=4)
     found = compare(first, second)
     assert "success_greedy" not in [r["metric"] for r in found["metrics"]]
-    assert found["metrics"][0]["effect"] == pytest.approx(0.125)
+    row = found["metrics"][0]
+    assert row["effect"] == pytest.approx(0.125)
+    assert row["chi_square"] is None, "too few problems differ"
+    assert row["mid_p"] < row["p"]
     nothing = compare(evaluated([None]), evaluated([None]))
     assert "success" not in [r["metric"] for r in nothing["metrics"]]
     assert text(nothing)

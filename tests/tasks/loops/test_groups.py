@@ -8,7 +8,7 @@ from specs.records import Observation, ToolCall, Turn
 from specs.stages import Needs
 from tasks.judging.needs import unmet
 from tasks.loops.groups import group_stats, overlong_figures, rollout_figures, walk_of
-from tasks.loops.preflight import expected_mixed, measure, review_sample
+from tasks.loops.preflight import expected_mixed, first_success, measure, review_sample
 from tests.tasks.learning.test_rows import A, U, trajectory
 
 SCALED = GRPO(type="grpo")
@@ -83,6 +83,11 @@ def test_preflight_figures_and_needs():
     assert (figures["rollouts"], figures["problems"], figures["invalid"]) == (14, 3, 2)
     assert (figures["success"], figures["positive_problem_rate"]) == (0.5, pytest.approx(2 / 3))
     assert figures["mixed_group_rate"] == 0.25
+    assert figures["samples_to_success"] == pytest.approx((1 + 5 + 5 / 3) / 3)
+    assert first_success(figures) == [
+        "the first success of a problem takes 2.6 samples on average (33% of the problems had none: it counts as the one "
+        "after their last)"
+    ]
     assert figures["reward"] == pytest.approx(
         {"mean": 5 / 12, "std": 0.6401, "min": -1.0, "max": 1.0, "positive_rate": 0.5, "zero_rate": 5 / 12}, abs=1e-4
     )
@@ -100,6 +105,7 @@ def test_preflight_figures_and_needs():
 def test_an_empty_preflight_does_not_divide_by_zero():
     figures = measure([], SCALED)
     assert (figures["success"], figures["tool_success"]) == (0.0, None)
+    assert first_success(figures) == []
     assert unmet(Needs(), figures) == ["success is 0.000, needs 0.01"]
 
 

@@ -114,7 +114,7 @@ def test_a_stopped_stage_ends_with_the_same_bits(taught, tmp_path, caplog):
     assert "went on from step 2" in caplog.messages
     assert resumed.notes == expected.notes
     assert torch.equal(weights(second), weights(whole))
-    assert resumed.curve == expected.curve
+    assert (resumed.curve, resumed.solved) == (expected.curve, expected.solved)
     assert not torch.equal(weights(first), weights(whole))
 
 
@@ -178,6 +178,18 @@ def test_cut_trajectories_are_left_out_or_stop_the_stage(taught):
     cut = report.curve[0]["truncated"]
     assert 0 < cut < 0.9
     assert 0 < report.dropped["truncated"] <= round(cut * 24)
+
+
+def test_the_rows_to_try_the_policy_on_are_of_any_trajectory_and_of_any_step(taught):
+    def probe(place, **more):
+        """Return the rows where the prompt of the problem that is drawn at this place fills the length."""
+        long = ProblemOrder({"a": PROBLEMS}, 5).draw(4)[place].id
+        problems = [replace(p, text="say " * 60) if p.id == long else p for p in PROBLEMS]
+        return stage(taught, SPEC.model_copy(update=more), problems=problems)[1]().probe
+
+    assert len(probe(0, group_size=8, steps=1)) == 8
+    last = probe(1, problems_per_step=1, steps=2, max_truncated=1.0, max_flat_steps=None)
+    assert {row.trajectory.split("/")[0] for row in last} == {"step0"}
 
 
 def test_a_policy_that_an_update_broke_is_not_told_to_write_more(taught):

@@ -1,6 +1,7 @@
 """Replay and curriculum through the real loop, sampler, learner and verifier."""
 
 import copy
+import math
 from itertools import pairwise
 
 import pytest
@@ -64,6 +65,28 @@ def test_trajectories_of_earlier_steps_train_again_with_the_ratio_to_their_own_p
     known = {r.trajectory for r in seen[0]}
     assert {r.trajectory for r in again} <= known
     assert report.replay_left["used_up"] > 0
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_a_token_without_a_logprob_is_counted_once_however_often_it_is_replayed(taught, monkeypatch, kind):
+    from tasks.loops import resampling
+
+    judged, steps = resampling.rollouts, []
+
+    def lossy(*args, **more):
+        made = judged(*args, **more)
+        for t in made[:6] if not steps else ():
+            t.logprobs[t.turns[0].start] = -math.inf
+        steps.append(made)
+        return made
+
+    monkeypatch.setattr(resampling, "rollouts", lossy)
+    critic = {"critic": {"optimizer": {"learning_rate": 1e-2}}} if kind == "ppo" else {}
+    spec = spec_of(kind, replay=HISTORY, max_missing_logprobs=0.2, **critic)
+    _, run = staged(taught, spec)
+    report = run()
+    assert sum(line["replayed"] for line in report.curve) > 40
+    assert report.missing_logprobs == 6
 
 
 def test_silent_groups_alone_are_filled_up(taught):

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.statistics.distributions import binomial_at_least, binomial_at_most, binomial_pmf, quantile, upper_tail
+from tasks.statistics.distributions import (
+    binomial_at_least,
+    binomial_at_most,
+    binomial_pmf,
+    hypergeometric_at_most,
+    quantile,
+    upper_tail,
+)
 from tasks.statistics.intervals import (
     bounded_interval,
     clopper_pearson,
@@ -24,6 +31,13 @@ def test_binomial_tails_equal_sums(counts: tuple[int, int], p: float):
     assert binomial_at_least(k, n, p) == pytest.approx(math.fsum(pmf[k:]), abs=1e-11)
     assert binomial_at_most(k, n, p) == pytest.approx(math.fsum(pmf[: k + 1]), abs=1e-11)
     assert binomial_pmf(k, n, p) == pytest.approx(pmf[k], abs=1e-11)
+
+
+def test_draws_without_replacement():
+    assert hypergeometric_at_most(1, 4, 4, 8) == pytest.approx(17 / 70), "Fisher's lady tasting tea"
+    assert hypergeometric_at_most(0, 4, 5, 8) == 0.0
+    assert hypergeometric_at_most(4, 4, 5, 8) == 1.0
+    assert 0.0 < hypergeometric_at_most(400, 20_000, 1_600, 40_000) < 1e-90
 
 
 def test_binomial_edges():
