@@ -56,7 +56,12 @@ def _of_signal(spec: FromTeacher, signal: Signal | None, drawn: str) -> tuple[st
             words = (
                 f"signal critique of {drawn}: A of a turn = A of R + {spec.critique.turn_coef:g} x (label - mean label)"
             )
-            return _practice(spec.critique.practice, words)
+            equation, told = _practice(spec.critique.practice, words)
+            if coef := spec.critique.correction_coef:
+                told += (
+                    f"; A = {coef:g} for the call that is right at the first error of a failure, there r = pi / start"
+                )
+            return equation, told
 
 
 def _corrections(spec: FromTeacher, drawn: str) -> tuple[str, str]:

@@ -101,7 +101,8 @@ def _of_signal(spec: FromTeacher, signal: Signal) -> Learning:
             asking = Asking(signal="score", dimensions=rubric.asked, scale=rubric.scale)
             return Learning(asking, dump(spec.scoring) | {"rubric": _weights(rubric)}, "train.practised")
         case "critique":
-            return Learning(Asking(signal="critique"), dump(spec.critique), "train.practised")
+            rule = {k: v for k, v in dump(spec.critique).items() if v or k != "correction_coef"}
+            return Learning(Asking(signal="critique"), rule, "train.practised")
         case "logprobs":
             raise AssertionError("probabilities are no words")
 

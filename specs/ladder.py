@@ -125,6 +125,9 @@ class Critique(Spec):
 
     turn_coef: Annotated[float, Field(gt=0.0, le=2.0)] = 0.5
     """Added to a turn's advantage: this times its label less the mean label of the trajectory."""
+    correction_coef: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
+    """Advantage of the call that the teacher names as right at the first error of a failure, learnt in that state as if the
+    policy had made it, with the ratio to the start; each is one row more. 0: corrections are not used."""
     practice: Practice = Practice()
 
 

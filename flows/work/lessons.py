@@ -26,6 +26,7 @@ from tasks.loops.collect import Draw, collect, cut_notes, drift_notes
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_ledger import RolloutLedger
+from tasks.loops.state_calls import states_of
 from tasks.loops.updates import logprob_gap
 from tasks.policy.store import LoadedPolicy, save_policy
 from tasks.tensors import Loss
@@ -143,7 +144,12 @@ def practised(node: NodeContext) -> Outcome:
         if part.signal == "score":
             found = feedback.from_scores(part.said, part.drawn, Scoring.model_validate(part.rule), spec, longest)
         else:
-            found = feedback.from_critiques(part.said, part.drawn, Critique.model_validate(part.rule), spec, longest)
+            rule = Critique.model_validate(part.rule)
+            found = feedback.from_critiques(part.said, part.drawn, rule, spec, longest)
+            if rule.correction_coef:
+                arena, _ = inputs.arena(node, policy)
+                states = states_of({t.id: t for t in part.drawn}, _problems(node), arena)
+                feedback.add_right_calls(found, part.said, states, rule.correction_coef, longest)
         made.add(found)
     of = {t.id: t.problem_id for t in drawn}
     spans: dict[str, list[int]] = {}
@@ -213,6 +219,8 @@ class _Fit:
                 "between them"
             )
         for row, values in zip(self.rows, found, strict=True):
+            if row.sampler_logprobs is None:  # not the policy's own: its ratio is to the start
+                row.sampler_logprobs = values
             row.reference_logprobs = values if self.reference else None
 
     def _json(self, done: FitReport) -> dict[str, Any]:

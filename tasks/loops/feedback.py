@@ -2,20 +2,23 @@
 
 score:    R = R_verifiers + weight x score, compared within the problem.
 critique: A of turn k = A_trajectory + turn_coef x (q_k - mean q), q in {1, 0, -1} (formula sheet 8.4). The terms of a
-          trajectory's turns sum to zero: the outcome stays in charge, the teacher says where.
+          trajectory's turns sum to zero: the outcome stays in charge, the teacher says where. The call that would have been
+          right at the first error of a failure has A = correction_coef, with r = pi / start.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 from specs.grpo import GRPO
 from specs.ladder import Critique, Fit, Practice, Scoring
-from specs.records import TeacherSignal, Trajectory
+from specs.records import NOT_TRAINED, TeacherSignal, Trajectory
 from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.groups import group_stats
 from tasks.loops.lists import scored
+from tasks.loops.state_calls import State, call_rows
 from tasks.loops.teacher_words import said
 from tasks.loops.updates import without_missing
 from tasks.teachers.reading import LABELS
@@ -110,6 +113,48 @@ def from_critiques(
         "teaching_groups": float(stats.teaching),
     }
     return made
+
+
+def add_right_calls(
+    made: Feedback,
+    signals: Iterable[TeacherSignal],
+    state_of: Callable[[str, int], State],
+    coef: float,
+    max_length: int,
+) -> None:
+    """Add a row, of advantage `coef`, for each call that a critique names as right at the first error of a failure.
+
+    The policy did not make it: what stands for the sampler's logprobs is asked of the start.
+    """
+    found: list[TrainingRow] = []
+    for signal in said(signals, Counter()):  # those that say nothing are counted with the labels
+        error = next((t for t in (signal.content or {})["turns"] if t["label"] == "first_error"), None)
+        if error is None:
+            continue
+        state = state_of(signal.trajectories[0], error["turn"])
+        why = _no_right_call(state, error["correction"])
+        if why:
+            made.left_out[why] += 1
+        else:
+            found += [row for row, _ in call_rows(state, [(error["correction"], coef)], made.left_out, max_length)]
+    for row in found:
+        row.advantages, row.stale = [coef] * len(row.ids), True
+    made.rows += found
+    made.figures["right_calls"] = float(len(found))
+
+
+def _no_right_call(state: State, right: Mapping[str, Any] | None) -> str:
+    """Return why nothing is learnt of the call that a teacher names; empty where something is."""
+    trajectory, call = state.trajectory, state.trajectory.turns[state.turn].call
+    if right is None:
+        return "no_correction"
+    if trajectory.success is not False:
+        return "error_in_a_success" if trajectory.success else "no_verdict"
+    if call is not None and (call.name, call.arguments) == (right["name"], right["arguments"]):
+        return "correction_is_the_call"
+    if NOT_TRAINED in trajectory.tags:
+        return "token_drift"
+    return "several_contexts" if len(trajectory.segments) > 1 else ""
 
 
 def _leave_out_missing(made: Feedback, grpo: GRPO) -> None:

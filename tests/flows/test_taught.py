@@ -190,6 +190,19 @@ def test_what_is_asked_side_by_side_is_no_history_of_one_another():
     assert history == {n: [] for n in first} | dict.fromkeys(("s0.teach2.critique", "s0.teach2.score"), first)
 
 
+def test_what_a_critique_s_corrections_do_is_in_the_key_the_price_and_the_equation_and_asks_nothing_anew():
+    rules = [{}, {"correction_coef": 0.0}, {"correction_coef": 0.5}]
+    made = [taught({"type": "from_teacher", "signal": "critique", "critique": r}) for r in rules]
+    found = [nodes(m)["s0"] for m in made]
+    assert found[0].plan_key == found[1].plan_key != found[2].plan_key
+    assert "correction_coef" not in found[0].params["rule"]
+    assert found[2].estimate.seconds > found[0].estimate.seconds
+    assert len({nodes(m)["s0.teach1"].plan_key for m in made}) == 1
+    told = [m.details["losses"]["s0"]["words"] for m in made]
+    assert "; A = 0.5 for the call that is right at the first error" in told[2]
+    assert "first error" not in told[0]
+
+
 def test_several_corrections_of_a_failure_are_in_the_price_and_the_key():
     closed = {"kind": "openai", "model": "m", "base_url": "http://x/v1", "gives": ["sample"], "temperature": 1.0}
     rules = [{}, {"samples": 3}, {"samples": 3, "keep": "best"}]
