@@ -96,9 +96,11 @@ def _actions(spec: Actions, drawn: str) -> tuple[str, str]:
     ranked = spec.form == "rank"
     if ranked:
         words += ", in order" + (" and in both orders of showing" if spec.swaps else "")
+    else:
+        words += f", those left out in which it scored its own call below {spec.least_score:g}"
     if spec.learn == "best":
-        unless = "it stands below another" if ranked else f"it scored it below {spec.least_score:g}"
-        return "L = - mean log pi(call)", f"{words}: the call that the teacher would make, unless {unless}"
+        unless = ", unless it stands below another" if ranked else ""
+        return "L = - mean log pi(call)", f"{words}: the call that the teacher would make{unless}"
     equation, terms = _listwise(spec.listwise)
     terms += "; score = share of the others that a call stands above" if ranked else ""
     return equation, f"{words}: at most {spec.candidates} calls of the policy and the teacher's own; {terms}"

@@ -149,8 +149,8 @@ class Actions(Spec):
     """Draw the policy to the scores of all candidates, the teacher's own among them; or imitate the call that the teacher would
     make, in states in which it names one; of an order, where it names none, the call that stands first."""
     least_score: Share = 0.5
-    """With `learn: best` and `form: score`: a call that the teacher scored among the candidates is imitated from this share of the
-    scale on."""
+    """With `form: score`: a teacher that scored among the candidates the call that it would make counts from this share of the scale
+    on; below it, it contradicts itself, and the state is left out."""
     listwise: Listwise = Listwise()
 
 

@@ -212,10 +212,17 @@ def test_judged_calls_of_a_state_become_action_distillation(base, drawn, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("best", "score", "reason"),
-    [(None, 9, "no_best"), ("first", 4, "below_least_score"), ("first", 6, None), ("other", 0, None)],
+    ("learn", "best", "score", "reason"),
+    [
+        ("best", None, 9, "no_best"),
+        ("best", "first", 4, "below_least_score"),
+        ("best", "first", 6, None),
+        ("best", "other", 0, None),
+        ("listwise", "first", 4, "below_least_score"),
+        ("listwise", "other", 0, None),
+    ],
 )
-def test_a_call_that_the_teacher_scored_low_is_not_imitated(base, drawn, tmp_path, best, score, reason):
+def test_a_call_that_the_teacher_scored_low_is_not_followed(base, drawn, tmp_path, learn, best, score, reason):
     """`first` is the first candidate of a state, `other` a call that none of the samples made."""
     _, at = base
     other = {"name": "finish", "arguments": {"answer": "as the teacher says"}}
@@ -231,7 +238,7 @@ def test_a_call_that_the_teacher_scored_low_is_not_imitated(base, drawn, tmp_pat
     write_rows(said / "signals.jsonl", [TeacherSignal(**line) for line in lines])
     asked = sum(1 for line in lines if line["content"] and line["content"]["candidates"])
     made, outcome = run(
-        lessons.listwise, tmp_path, at, "fit", "action", Actions(learn="best"), rollouts=drawn, teach=said,
+        lessons.listwise, tmp_path, at, "fit", "action", Actions(learn=learn), rollouts=drawn, teach=said,
         fit=Fit(at_least=0, optimizer=FAST),
     )  # fmt: skip
     if reason is None:
