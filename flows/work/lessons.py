@@ -29,6 +29,7 @@ from tasks.loops.rollout_ledger import RolloutLedger
 from tasks.loops.state_calls import states_of
 from tasks.loops.updates import logprob_gap
 from tasks.policy.store import LoadedPolicy, save_policy
+from tasks.teachers.scorecard import usage
 from tasks.tensors import Loss
 
 
@@ -67,7 +68,8 @@ def take(node: NodeContext) -> Outcome:
     policy = inputs.start_policy(node)
     own = {t.id: t for t in read_shards(node.inputs["rollouts"] / "trajectories")}
     made, written = teacher_words.Taken(), list[Trajectory]()
-    for part in _parts(node, list(own.values())):
+    parts = _parts(node, list(own.values()))
+    for part in parts:
         if part.signal == "sample":
             arena, _ = inputs.arena(node, policy)
             keep = Corrections.model_validate(part.rule).keep
@@ -84,7 +86,7 @@ def take(node: NodeContext) -> Outcome:
     figures = made.to_json()
     return Outcome(
         metrics={"pairs": float(len(made.pairs)), "order_dependent": figures["order_dependent"]},
-        notes=made.sentences(),
+        notes=made.sentences() + _used(node, [s for part in parts for s in part.said], made.used),
     )
 
 
@@ -124,9 +126,8 @@ def listwise(node: NodeContext) -> Outcome:
     else:
         spec = Listwise.model_validate(rule["listwise"])
         made = lists.trajectory_lists(said, drawn, Rubric.model_validate(rule["rubric"]), spec, longest)
-    fit = _Fit(
-        node, policy, made.rows, made.spans, made.sentences(), reference=spec is not None and spec.utility == "ratio"
-    )
+    notes = made.sentences() + _used(node, said, made.used)
+    fit = _Fit(node, policy, made.rows, made.spans, notes, reference=spec is not None and spec.utility == "ratio")
     if spec is None:
         return fit.run(partial(sft.loss, spec=SFT(type="sft")), lists.MEAN)
     return fit.run(partial(soft_label.loss, spec=spec), lists.MEAN)
@@ -140,7 +141,8 @@ def practised(node: NodeContext) -> Outcome:
     made, longest = feedback.Feedback(), policy.config.max_length
     kind = Scoring if node.params["signal"] == "score" else Critique
     spec = feedback.grpo_of(kind.model_validate(node.params["rule"]).practice, fit, samples)
-    for part in _parts(node, drawn):
+    parts = _parts(node, drawn)
+    for part in parts:
         if part.signal == "score":
             found = feedback.from_scores(part.said, part.drawn, Scoring.model_validate(part.rule), spec, longest)
         else:
@@ -155,7 +157,8 @@ def practised(node: NodeContext) -> Outcome:
     spans: dict[str, list[int]] = {}
     for i, row in enumerate(made.rows):
         spans.setdefault(of[row.trajectory], []).append(i)
-    run = _Fit(node, policy, made.rows, list(spans.values()), made.sentences(), reference=spec.kl_coef > 0)
+    notes = made.sentences() + _used(node, [s for part in parts for s in part.said], made.used)
+    run = _Fit(node, policy, made.rows, list(spans.values()), notes, reference=spec.kl_coef > 0)
     run.on_policy = True
     done = run.run(partial(grpo.loss, spec=spec), "token")
     done.metrics |= made.figures
@@ -258,6 +261,18 @@ def _parts(node: NodeContext, drawn: list[Trajectory]) -> list[_Part]:
             mine = [t for t in drawn if t.problem_id in set(told["problems"])]
         parts.append(_Part(signal, rule, _signals(node, source), mine))
     return parts
+
+
+def _used(node: NodeContext, signals: Sequence[TeacherSignal], used: set[str]) -> list[str]:
+    """Note beside the output what was learnt from each teacher, and return it in words."""
+    told = usage(signals, used)
+    (node.out / "notes").mkdir(exist_ok=True)
+    write_json(node.out / "notes" / "used.json", told)
+    return [
+        f"learnt from {card['used']} of {card['answered']} answers of {name}"
+        + (f", ${card['usd_per_used']:.4f} each" if card["usd_per_used"] else "")
+        for name, card in told.items()
+    ]
 
 
 def _signals(node: NodeContext, source: str = "teach") -> list[TeacherSignal]:

@@ -19,7 +19,7 @@ from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.groups import group_stats
 from tasks.loops.lists import scored
 from tasks.loops.state_calls import State, call_rows
-from tasks.loops.teacher_words import said
+from tasks.loops.teacher_words import behind, said
 from tasks.loops.updates import without_missing
 from tasks.teachers.reading import LABELS
 
@@ -34,11 +34,14 @@ class Feedback:
     rows: list[TrainingRow] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     figures: dict[str, float] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set[str])
+    """Signals about trajectories of which rows train, by id."""
 
     def add(self, other: "Feedback") -> None:
         """Take in what another signal says of other problems."""
         self.rows += other.rows
         self.left_out.update(other.left_out)
+        self.used |= other.used
         groups = self.figures.get("teaching_groups", 0.0) + other.figures["teaching_groups"]
         self.figures |= other.figures | {"teaching_groups": groups}
 
@@ -56,7 +59,7 @@ def grpo_of(practice: Practice, fit: Fit, samples: int) -> GRPO:
 
 
 def from_scores(
-    signals: Iterable[TeacherSignal], trajectories: Sequence[Trajectory], spec: Scoring, grpo: GRPO, max_length: int
+    signals: Sequence[TeacherSignal], trajectories: Sequence[Trajectory], spec: Scoring, grpo: GRPO, max_length: int
 ) -> Feedback:
     """Return rows whose advantages come from reward and score together."""
     made = Feedback()
@@ -70,6 +73,7 @@ def from_scores(
     )
     made.left_out.update(report.dropped)
     _leave_out_missing(made, grpo)
+    made.used = behind(made.rows, signals)
     given = [scores[t.id] for t in kept]
     by_outcome = {o: [scores[t.id] for t in kept if t.success is o] for o in (True, False)}
     made.figures = {"score_mean": fmean(given) if given else 0.0, "teaching_groups": float(stats.teaching)}
@@ -82,7 +86,7 @@ def from_scores(
 
 
 def from_critiques(
-    signals: Iterable[TeacherSignal], trajectories: Sequence[Trajectory], spec: Critique, grpo: GRPO, max_length: int
+    signals: Sequence[TeacherSignal], trajectories: Sequence[Trajectory], spec: Critique, grpo: GRPO, max_length: int
 ) -> Feedback:
     """Return rows whose turns have advantages of their own."""
     made = Feedback()
@@ -106,6 +110,7 @@ def from_critiques(
     )  # fmt: skip
     made.left_out.update(report.dropped)
     _leave_out_missing(made, grpo)
+    made.used = behind(made.rows, signals)
     flat = [q for worth in labels.values() for q in worth]
     made.figures = {
         "critiques": float(len(labels)),
@@ -117,7 +122,7 @@ def from_critiques(
 
 def add_right_calls(
     made: Feedback,
-    signals: Iterable[TeacherSignal],
+    signals: Sequence[TeacherSignal],
     state_of: Callable[[str, int], State],
     coef: float,
     max_length: int,
@@ -140,6 +145,7 @@ def add_right_calls(
     for row in found:
         row.advantages, row.stale = [coef] * len(row.ids), True
     made.rows += found
+    made.used |= behind(found, signals)
     made.figures["right_calls"] = float(len(found))
 
 

@@ -15,7 +15,7 @@ from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import Arena
 from tasks.loops.judged_calls import judged
 from tasks.loops.state_calls import call_rows, states_of
-from tasks.loops.teacher_words import said
+from tasks.loops.teacher_words import behind, said
 from tasks.teachers.asking import empty
 
 MEAN: Aggregation = "sequence"
@@ -33,6 +33,8 @@ class Lists:
     """Reason -> candidates, lists or signals."""
     pairs: Counter[str] = field(default_factory=Counter)
     """Pairs of calls that an order puts one above the other: `agreed` by all orders of a state, or `disagreed`."""
+    used: set[str] = field(default_factory=set[str])
+    """Signals of which a list came, by id."""
 
     def add(self, name: str, candidates: Sequence[tuple[TrainingRow, float]], tau: float) -> None:
         """Add a list, or count why it teaches nothing."""
@@ -85,7 +87,7 @@ def scored(
 
 
 def trajectory_lists(
-    signals: Iterable[TeacherSignal],
+    signals: Sequence[TeacherSignal],
     trajectories: Sequence[Trajectory],
     rubric: Rubric,
     spec: Listwise,
@@ -109,6 +111,7 @@ def trajectory_lists(
             members[tuple(trajectory.ids)] = (rows[0], scores[trajectory.id])
     for problem_id, members in problems.items():
         made.add(problem_id, list(members.values()), spec.tau)
+    made.used = behind(made.rows, signals)
     made.weigh()
     return made
 
@@ -132,7 +135,7 @@ def action_lists(
         answers.setdefault((signal.trajectories[0], signal.turn), []).append(signal)
     for (name, turn), about in answers.items():
         state = state_of(name, turn)
-        found = judged(about, spec, made.pairs)
+        found, before = judged(about, spec, made.pairs), len(made.spans)
         if not found.scores:
             made.left_out[found.why] += 1
         elif spec.learn == "listwise":
@@ -143,5 +146,6 @@ def action_lists(
             rows = call_rows(state, [(found.imitated, 1.0)], made.left_out, max_length)
             made.rows += [row for row, _ in rows]
             made.spans += [[len(made.rows) - 1] for _ in rows]
+        made.used |= {answer.id for answer in about if len(made.spans) > before}
     made.weigh()
     return made

@@ -132,6 +132,7 @@ def test_a_correction_that_does_not_hold_is_counted_and_never_trains(base, drawn
     figures = read(kept.out / "lessons.json")
     assert figures["left_out"] == {reason: figures["signals"]}
     assert figures["trajectories"] == figures["pairs"] == 0
+    assert read(kept.out / "notes" / "used.json")["clerk"]["used"] == 0
     assert f"{figures['signals']} left out: {reason}" in outcome.notes
 
 
@@ -348,6 +349,44 @@ def test_a_correction_of_a_turn_that_says_nothing_is_counted_and_never_trains(ba
     assert outcome.metrics["right_calls"] == 0
     assert all(f"{n} left out: {why}" in outcome.notes for why, n in counts.items())
     assert torch.equal(weights(made.out), weights(plain.out))
+
+
+@pytest.mark.parametrize(
+    ("body", "signal", "rule", "asking"),
+    [
+        (lessons.take, "sample", Corrections(), {"per_problem": 2}),
+        (lessons.take, "rank", Ranking(), {}),
+        (lessons.listwise, "action", Actions(), {}),
+        (lessons.listwise, "score", {"rubric": Rubric(dimensions={"result": 1.0}), "listwise": Listwise()}, {"dimensions": ["result"]}),
+        (lessons.practised, "score", Scoring(rubric=Rubric(dimensions={"result": 1.0})), {"dimensions": ["result"]}),
+        (lessons.practised, "critique", Critique(), {}),
+    ],
+    ids=["corrections", "orders", "calls", "soft labels", "scores", "critiques"],
+)  # fmt: skip
+def test_a_stage_tells_how_many_answers_it_learnt_from_and_what_each_cost(
+    base, drawn, tmp_path, body, signal, rule, asking
+):
+    """Half of the answers are none, a fifth of the dollars is theirs; what is not judged is not learnt from."""
+    _, at = base
+    said = taught(tmp_path / "teach", at, drawn, signal, **asking)
+    lines = [line for line in read_rows(said / "signals.jsonl") if line["content"]]
+    for i, line in enumerate(lines):
+        line["id"], line["usd"] = f"{line['id']}/{i}", 1.0
+        if i >= len(lines) // 2:
+            line["content"], line["failure"], line["usd"] = None, "refused", 0.25
+    write_rows(said / "signals.jsonl", [TeacherSignal(**line) for line in lines])
+    made, outcome = run(
+        body, tmp_path, at, "learn", signal, rule, rollouts=drawn, teach=said, fit=Fit(at_least=0, optimizer=FAST)
+    )
+    card = read(made.out / "notes" / "used.json")["clerk"]
+    half = len(lines) // 2
+    assert card["answered"] == half
+    assert 0 < card["used"] <= half
+    assert card["usd"] == half + 0.25 * (len(lines) - half)
+    assert card["usd_per_used"] == pytest.approx(card["usd"] / card["used"], abs=1e-6)
+    assert any(note.startswith(f"learnt from {card['used']} of {half} answers of clerk, $") for note in outcome.notes)
+    if signal == "sample":
+        assert card["used"] == outcome.metrics["pairs"]
 
 
 def halves(folder, at, drawn, signals):

@@ -265,6 +265,10 @@ def test_a_program_learns_from_its_clerk(
     assert found["credit.rollouts1"]["run_key"] == found["fix.rollouts1"]["run_key"]
     assert found["fix.lessons1"]["metrics"]["pairs"] >= 1
     assert found["credit"]["metrics"]["critiques"] > 10
+    page = next((tmp_path / "home" / "nodes" / found["report"]["run_key"] / "out").rglob("report.html")).read_text()
+    learnt = page.partition("per answer that is learnt from")[2].partition("</table>")[0]
+    assert "fix.lessons1" in learnt
+    assert "credit" in learnt
     assert main(["run", str(file), "--no-services", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert {n["status"] for n in again["nodes"]} == {"reused"}
