@@ -103,7 +103,8 @@ def _actions(spec: Actions, drawn: str) -> tuple[str, str]:
         return "L = - mean log pi(call)", f"{words}: the call that the teacher would make{unless}"
     equation, terms = _listwise(spec.listwise)
     terms += "; score = share of the others that a call stands above" if ranked else ""
-    return equation, f"{words}: at most {spec.candidates} calls of the policy and the teacher's own; {terms}"
+    more = f", {spec.from_tools} more from the tool list" if spec.from_tools else ""
+    return equation, f"{words}: at most {spec.candidates} calls of the policy{more} and the teacher's own; {terms}"
 
 
 def _practice(spec: Practice, words: str) -> tuple[str, str]:

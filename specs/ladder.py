@@ -140,6 +140,9 @@ class Actions(Spec):
     """The first ones; or those first in which the policy's samples did different things."""
     candidates: Annotated[int, Field(ge=1, le=16)] = 4
     """Most calls of the policy's samples that are judged in a state; the teacher may name a better one."""
+    from_tools: Annotated[int, Field(ge=0, le=16)] = 0
+    """Most further calls that are judged in a state: one of each tool, in the order of the tool list, whose arguments are all known
+    there by their names, from calls and replies before or from the samples' calls, if no sample made it."""
     form: Literal["score", "rank"] = "score"
     """What the teacher says of them: a score of each; or an order, in which a call's score is the share of the others that it
     stands above (a tie counts half), and the teacher's own call stands above all."""
@@ -173,6 +176,7 @@ class Asking(Spec):
     states: Count = 4
     choose: Literal["early", "disagreed"] = "disagreed"
     candidates: Count = 4
+    from_tools: int = 0
     form: Literal["score", "rank"] = "score"
 
 

@@ -212,6 +212,27 @@ def test_judged_calls_of_a_state_become_action_distillation(base, drawn, tmp_pat
     assert read(made.out / "rows.json")["sources"]["action"]["rows"] > 4
 
 
+def test_calls_that_no_rollout_made_are_judged_and_their_scores_learnt(base, drawn, tmp_path):
+    """Rollouts in which the right call alone was made in every state: nothing to choose from, but for the tool list."""
+    _, at = base
+    said = taught(tmp_path / "fixes", at, drawn, "sample")
+    kept, _ = run(lessons.take, tmp_path, at, "take", "sample", Corrections(), rollouts=drawn, teach=said)
+    right = [t for t in read_shards(kept.out / "trajectories") if t.tags[-1:] == ["corrected"]]
+    write_shards(tmp_path / "right" / "trajectories", right)
+    units = {}
+    for more in (0, 3):
+        said = taught(tmp_path / f"teach{more}", at, tmp_path / "right", "action", from_tools=more)
+        made, outcome = run(
+            lessons.listwise, tmp_path, at, f"fit{more}", "action", Actions(), rollouts=tmp_path / "right", teach=said,
+            fit=Fit(at_least=0, epochs=3, optimizer=FAST),
+        )  # fmt: skip
+        units[more] = outcome.metrics.get("units", 0.0)
+        assert not any("call_refused" in note for note in outcome.notes), "each is well formed"
+    assert units[3] > 4 > units[0] == 0
+    assert outcome.metrics["loss"] < outcome.metrics["first_loss"]
+    assert not torch.equal(weights(made.out), weights(at["taught"]))
+
+
 @pytest.mark.parametrize(
     ("learn", "best", "score", "reason"),
     [

@@ -203,6 +203,18 @@ def test_what_a_critique_s_corrections_do_is_in_the_key_the_price_and_the_equati
     assert "first error" not in told[0]
 
 
+def test_candidates_from_the_tool_list_are_another_question():
+    rules = [{}, {"from_tools": 0}, {"from_tools": 3}]
+    made = [taught({"type": "action_distill", "actions": r}) for r in rules]
+    keys = [nodes(m)["s0.teach1"].plan_key for m in made]
+    assert keys[0] == keys[1] != keys[2]
+    assert "from_tools" not in nodes(made[0])["s0.teach1"].params["asking"]
+    assert (
+        "calls of the policy, 3 more from the tool list and the teacher's own"
+        in made[2].details["losses"]["s0"]["words"]
+    )
+
+
 def test_several_corrections_of_a_failure_are_in_the_price_and_the_key():
     closed = {"kind": "openai", "model": "m", "base_url": "http://x/v1", "gives": ["sample"], "temperature": 1.0}
     rules = [{}, {"samples": 3}, {"samples": 3, "keep": "best"}]
