@@ -108,7 +108,7 @@ def _report(graph: Graph, main: list[str], rounds: list[Json]) -> None:
     """Add the report over everything that has figures; `main` and `rounds` are the stages that there are."""
     kinds = ("data.demonstrations", "data.problems", "data.file", "data.apart")
     kinds += ("evaluate", "gate", "collect", "pairs", "preflight", "teach", "cases.attribute", "cases.remedy")
-    kinds += ("round.start", "round.evidence")
+    kinds += ("round.start", "round.evidence", "lessons")
     inputs = {n.id: n.id for n in graph.nodes.values() if n.kind in kinds or NODE_KINDS[n.kind].trains}
     stages = [
         {"id": s.id, "type": s.algorithm.type, "from": s.start, "policy": graph.policies[s.id]}

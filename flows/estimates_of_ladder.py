@@ -28,8 +28,10 @@ def corrected(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
 
 
 def listwise(params: Mapping[str, Any], sizes: Sizes) -> Estimate:
-    """Estimate training on lists, or a policy gradient on a round's rollouts, if none is left out."""
-    return _fit(params, sizes, params["draws"]["samples"])
+    """Estimate training on lists, or a policy gradient on a round's rollouts, if none is left out and each is corrected."""
+    rules = [params["rule"], *params.get("beside", {}).values()]
+    corrected = any(rule.get("correction_coef") for rule in rules)
+    return _fit(params, sizes, params["draws"]["samples"] * (1 + corrected))
 
 
 def _fit(params: Mapping[str, Any], sizes: Sizes, samples: int) -> Estimate:

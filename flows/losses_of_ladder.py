@@ -56,7 +56,12 @@ def _of_signal(spec: FromTeacher, signal: Signal | None, drawn: str) -> tuple[st
             words = (
                 f"signal critique of {drawn}: A of a turn = A of R + {spec.critique.turn_coef:g} x (label - mean label)"
             )
-            return _practice(spec.critique.practice, words)
+            equation, told = _practice(spec.critique.practice, words)
+            if coef := spec.critique.correction_coef:
+                told += (
+                    f"; A = {coef:g} for the call that is right at the first error of a failure, there r = pi / start"
+                )
+            return equation, told
 
 
 def _corrections(spec: FromTeacher, drawn: str) -> tuple[str, str]:
@@ -91,12 +96,15 @@ def _actions(spec: Actions, drawn: str) -> tuple[str, str]:
     ranked = spec.form == "rank"
     if ranked:
         words += ", in order" + (" and in both orders of showing" if spec.swaps else "")
+    else:
+        words += f", those left out in which it scored its own call below {spec.least_score:g}"
     if spec.learn == "best":
-        unless = "it stands below another" if ranked else f"it scored it below {spec.least_score:g}"
-        return "L = - mean log pi(call)", f"{words}: the call that the teacher would make, unless {unless}"
+        unless = ", unless it stands below another" if ranked else ""
+        return "L = - mean log pi(call)", f"{words}: the call that the teacher would make{unless}"
     equation, terms = _listwise(spec.listwise)
     terms += "; score = share of the others that a call stands above" if ranked else ""
-    return equation, f"{words}: at most {spec.candidates} calls of the policy and the teacher's own; {terms}"
+    more = f", {spec.from_tools} more from the tool list" if spec.from_tools else ""
+    return equation, f"{words}: at most {spec.candidates} calls of the policy{more} and the teacher's own; {terms}"
 
 
 def _practice(spec: Practice, words: str) -> tuple[str, str]:

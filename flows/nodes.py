@@ -130,7 +130,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         (*_PLACES, "data", "draws"), trains=True, needs=("lessons",),
     ),
     NodeKind(
-        "train.listwise", 3, "flows.work.lessons:listwise", True, estimates_of_ladder.listwise,
+        "train.listwise", 4, "flows.work.lessons:listwise", True, estimates_of_ladder.listwise,
         (*_PLACES, "draws"), trains=True, needs=("teach",),
     ),
     NodeKind(

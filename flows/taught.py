@@ -15,7 +15,7 @@ from specs.routing import Signal
 from specs.stages import Stage
 from specs.teacher_choice import choice
 
-_PLAIN: Json = {"form": "score", "samples": 1}
+_PLAIN: Json = {"form": "score", "samples": 1, "from_tools": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ def _of_signal(spec: FromTeacher, signal: Signal) -> Learning:
             asking = Asking(signal="score", dimensions=rubric.asked, scale=rubric.scale)
             return Learning(asking, dump(spec.scoring) | {"rubric": _weights(rubric)}, "train.practised")
         case "critique":
-            return Learning(Asking(signal="critique"), dump(spec.critique), "train.practised")
+            rule = {k: v for k, v in dump(spec.critique).items() if v or k != "correction_coef"}
+            return Learning(Asking(signal="critique"), rule, "train.practised")
         case "logprobs":
             raise AssertionError("probabilities are no words")
 
@@ -109,8 +110,8 @@ def _of_signal(spec: FromTeacher, signal: Signal) -> Learning:
 def _actions(spec: FromTeacher | ActionDistill) -> Learning:
     rule = spec.actions
     asking = Asking(
-        signal="action", states=rule.states, choose=rule.choose, candidates=rule.candidates, form=rule.form,
-        swaps=rule.swaps,
+        signal="action", states=rule.states, choose=rule.choose, candidates=rule.candidates,
+        from_tools=rule.from_tools, form=rule.form, swaps=rule.swaps,
     )  # fmt: skip
     kept = {"learn": rule.learn, "least_score": rule.least_score, "listwise": dump(rule.listwise)}
     order = {"form": rule.form, "swaps": rule.swaps} if rule.form == "rank" else {}

@@ -125,6 +125,9 @@ class Critique(Spec):
 
     turn_coef: Annotated[float, Field(gt=0.0, le=2.0)] = 0.5
     """Added to a turn's advantage: this times its label less the mean label of the trajectory."""
+    correction_coef: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
+    """Advantage of the call that the teacher names as right at the first error of a failure, learnt in that state as if the
+    policy had made it, with the ratio to the start; each is one row more. 0: corrections are not used."""
     practice: Practice = Practice()
 
 
@@ -137,6 +140,9 @@ class Actions(Spec):
     """The first ones; or those first in which the policy's samples did different things."""
     candidates: Annotated[int, Field(ge=1, le=16)] = 4
     """Most calls of the policy's samples that are judged in a state; the teacher may name a better one."""
+    from_tools: Annotated[int, Field(ge=0, le=16)] = 0
+    """Most further calls that are judged in a state: one of each tool, in the order of the tool list, whose arguments are all known
+    there by their names, from calls and replies before or from the samples' calls, if no sample made it."""
     form: Literal["score", "rank"] = "score"
     """What the teacher says of them: a score of each; or an order, in which a call's score is the share of the others that it
     stands above (a tie counts half), and the teacher's own call stands above all."""
@@ -146,8 +152,8 @@ class Actions(Spec):
     """Draw the policy to the scores of all candidates, the teacher's own among them; or imitate the call that the teacher would
     make, in states in which it names one; of an order, where it names none, the call that stands first."""
     least_score: Share = 0.5
-    """With `learn: best` and `form: score`: a call that the teacher scored among the candidates is imitated from this share of the
-    scale on."""
+    """With `form: score`: a teacher that scored among the candidates the call that it would make counts from this share of the scale
+    on; below it, it contradicts itself, and the state is left out."""
     listwise: Listwise = Listwise()
 
 
@@ -170,6 +176,7 @@ class Asking(Spec):
     states: Count = 4
     choose: Literal["early", "disagreed"] = "disagreed"
     candidates: Count = 4
+    from_tools: int = 0
     form: Literal["score", "rank"] = "score"
 
 

@@ -132,13 +132,10 @@ def _actions(c: Checks, path: KeyPath, spec: FromTeacher | ActionDistill) -> Non
         c.wrong((*path, "swaps"), "is not read with form: score; write form: rank")
     if rule.learn == "best" and rule.listwise != type(rule)().listwise:
         c.wrong((*path, "listwise"), "is not read with learn: best; write learn: listwise")
-    given = rule.least_score != type(rule)().least_score
-    if given and rule.form == "rank":
+    if rule.form == "rank" and rule.least_score != type(rule)().least_score:
         c.wrong((*path, "least_score"), "is not read with form: rank, which has no scale; leave it out")
-    elif given and rule.learn == "listwise":
-        c.wrong(
-            (*path, "least_score"),
-            "is not read with learn: listwise, where low scores teach as well; write learn: best",
-        )
+    if rule.from_tools and rule.learn == "best" and rule.form == "score":
+        text = "has no effect with learn: best and form: score, where the call is imitated that the teacher names"
+        c.wrong((*path, "from_tools"), f"{text}; write learn: listwise, or leave it out")
     if rule.choose == "disagreed" and spec.samples < 2:
         c.wrong((*path, "choose"), "found disagreed, but one sample disagrees with nothing; write choose: early")

@@ -83,6 +83,8 @@ def gather(node: NodeContext) -> ReportData:
     data.collects = [_collect(n, found.json(n, "collect.json") or {}) for n in found.having("collect.json")]
     data.pairs = [{"node": n, **(found.json(n, "pairs.json") or {})} for n in found.having("pairs.json")]
     data.teachers = [{"node": n, **s} for n in found.having("signals.json") if (s := found.json(n, "signals.json"))]
+    used = "notes/used.json"
+    data.used = [{"node": n, "teachers": u} for n in found.having(used) if (u := found.json(n, used))]
     data.rounds = gather_rounds(list(found.nodes), found.json)
     _receipts(found, data)
     data.conversations = _conversations(params["stages"], data, evaluations, found)

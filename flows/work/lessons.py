@@ -26,8 +26,10 @@ from tasks.loops.collect import Draw, collect, cut_notes, drift_notes
 from tasks.loops.fit import FitReport, fit_supervised
 from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_ledger import RolloutLedger
+from tasks.loops.state_calls import states_of
 from tasks.loops.updates import logprob_gap
 from tasks.policy.store import LoadedPolicy, save_policy
+from tasks.teachers.scorecard import usage
 from tasks.tensors import Loss
 
 
@@ -66,7 +68,8 @@ def take(node: NodeContext) -> Outcome:
     policy = inputs.start_policy(node)
     own = {t.id: t for t in read_shards(node.inputs["rollouts"] / "trajectories")}
     made, written = teacher_words.Taken(), list[Trajectory]()
-    for part in _parts(node, list(own.values())):
+    parts = _parts(node, list(own.values()))
+    for part in parts:
         if part.signal == "sample":
             arena, _ = inputs.arena(node, policy)
             keep = Corrections.model_validate(part.rule).keep
@@ -83,7 +86,7 @@ def take(node: NodeContext) -> Outcome:
     figures = made.to_json()
     return Outcome(
         metrics={"pairs": float(len(made.pairs)), "order_dependent": figures["order_dependent"]},
-        notes=made.sentences(),
+        notes=made.sentences() + _used(node, [s for part in parts for s in part.said], made.used),
     )
 
 
@@ -123,9 +126,8 @@ def listwise(node: NodeContext) -> Outcome:
     else:
         spec = Listwise.model_validate(rule["listwise"])
         made = lists.trajectory_lists(said, drawn, Rubric.model_validate(rule["rubric"]), spec, longest)
-    fit = _Fit(
-        node, policy, made.rows, made.spans, made.sentences(), reference=spec is not None and spec.utility == "ratio"
-    )
+    notes = made.sentences() + _used(node, said, made.used)
+    fit = _Fit(node, policy, made.rows, made.spans, notes, reference=spec is not None and spec.utility == "ratio")
     if spec is None:
         return fit.run(partial(sft.loss, spec=SFT(type="sft")), lists.MEAN)
     return fit.run(partial(soft_label.loss, spec=spec), lists.MEAN)
@@ -139,17 +141,24 @@ def practised(node: NodeContext) -> Outcome:
     made, longest = feedback.Feedback(), policy.config.max_length
     kind = Scoring if node.params["signal"] == "score" else Critique
     spec = feedback.grpo_of(kind.model_validate(node.params["rule"]).practice, fit, samples)
-    for part in _parts(node, drawn):
+    parts = _parts(node, drawn)
+    for part in parts:
         if part.signal == "score":
             found = feedback.from_scores(part.said, part.drawn, Scoring.model_validate(part.rule), spec, longest)
         else:
-            found = feedback.from_critiques(part.said, part.drawn, Critique.model_validate(part.rule), spec, longest)
+            rule = Critique.model_validate(part.rule)
+            found = feedback.from_critiques(part.said, part.drawn, rule, spec, longest)
+            if rule.correction_coef:
+                arena, _ = inputs.arena(node, policy)
+                states = states_of({t.id: t for t in part.drawn}, _problems(node), arena)
+                feedback.add_right_calls(found, part.said, states, rule.correction_coef, longest)
         made.add(found)
     of = {t.id: t.problem_id for t in drawn}
     spans: dict[str, list[int]] = {}
     for i, row in enumerate(made.rows):
         spans.setdefault(of[row.trajectory], []).append(i)
-    run = _Fit(node, policy, made.rows, list(spans.values()), made.sentences(), reference=spec.kl_coef > 0)
+    notes = made.sentences() + _used(node, [s for part in parts for s in part.said], made.used)
+    run = _Fit(node, policy, made.rows, list(spans.values()), notes, reference=spec.kl_coef > 0)
     run.on_policy = True
     done = run.run(partial(grpo.loss, spec=spec), "token")
     done.metrics |= made.figures
@@ -213,6 +222,8 @@ class _Fit:
                 "between them"
             )
         for row, values in zip(self.rows, found, strict=True):
+            if row.sampler_logprobs is None:  # not the policy's own: its ratio is to the start
+                row.sampler_logprobs = values
             row.reference_logprobs = values if self.reference else None
 
     def _json(self, done: FitReport) -> dict[str, Any]:
@@ -250,6 +261,18 @@ def _parts(node: NodeContext, drawn: list[Trajectory]) -> list[_Part]:
             mine = [t for t in drawn if t.problem_id in set(told["problems"])]
         parts.append(_Part(signal, rule, _signals(node, source), mine))
     return parts
+
+
+def _used(node: NodeContext, signals: Sequence[TeacherSignal], used: set[str]) -> list[str]:
+    """Note beside the output what was learnt from each teacher, and return it in words."""
+    told = usage(signals, used)
+    (node.out / "notes").mkdir(exist_ok=True)
+    write_json(node.out / "notes" / "used.json", told)
+    return [
+        f"learnt from {card['used']} of {card['answered']} answers of {name}"
+        + (f", ${card['usd_per_used']:.4f} each" if card["usd_per_used"] else "")
+        for name, card in told.items()
+    ]
 
 
 def _signals(node: NodeContext, source: str = "teach") -> list[TeacherSignal]:

@@ -349,7 +349,7 @@ def _rounds(data: ReportData) -> str:
 
 
 def _teachers(data: ReportData) -> str:
-    return render_teachers(data.teachers) + render_tokens(data.costs, data.stages)
+    return render_teachers(data.teachers, data.used) + render_tokens(data.costs, data.stages)
 
 
 def render(data: ReportData) -> str:

@@ -121,6 +121,8 @@ class ReportData:
     pairs: list[dict[str, Any]] = field(default_factory=list)
     teachers: list[dict[str, Any]] = field(default_factory=list)
     """`node` and its `signals.json`."""
+    used: list[dict[str, Any]] = field(default_factory=list)
+    """`node` and its `notes/used.json`."""
     rounds: list[RoundData] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
     conversations: list[Conversation] = field(default_factory=list)

@@ -11,17 +11,17 @@ _HEAD = (
     "node", "signal", "teacher", "who", "asked", "answered", "no answer", "dollars", "per answer", "agrees with verifiers",
     "agreement by problem type",
 )  # fmt: skip
-
-
+_USED = ("node", "teacher", "answered", "learnt from", "dollars", "per answer that is learnt from")
 _SCORED_HEAD = ("node", "teacher", "who", "trajectories scored", "tokens scored", "trajectories by problem type")
 Found = Mapping[str, Any]
 """The `signals.json` of a node, with `node`."""
 
 
-def render_teachers(found: Sequence[Found]) -> str:
-    """Return the section; nothing where no teacher was asked."""
+def render_teachers(found: Sequence[Found], used: Sequence[Found] = ()) -> str:
+    """Return the section; nothing where no teacher was asked. `used` are the `notes/used.json` of nodes that learnt from words."""
     parts = [
         _asked([f for f in found if f["signal"] != "logprobs"]),
+        _learnt(used),
         _scored([f for f in found if f["signal"] == "logprobs"]),
         *(_by_default(f) for f in found),
     ]
@@ -38,6 +38,25 @@ def _asked(found: Sequence[Found]) -> str:
         "scores of calls in each pair of a call of which a success came and one of which failures alone did."
     )
     return f'{table(_HEAD, rows, (4, 5, 7, 8))}<p class="hint">{hint}</p>'
+
+
+def _learnt(used: Sequence[Found]) -> str:
+    """Return how many of the answers stages learnt from, and what each of those came to."""
+    rows = [
+        [
+            name_cell(told["node"]), name_cell(name), cell(card["answered"]), cell(card["used"]),
+            cell(float(card["usd"]), ",.4f"), cell(card["usd_per_used"], ",.4f"),
+        ]
+        for told in used
+        for name, card in told["teachers"].items()
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    hint = (
+        "An answer is learnt from where an example, a pair or a list came of it. Dollars are of all that was asked for the "
+        "stage; stages that ask alike share answers and cost."
+    )
+    return f'{table(_USED, rows, (2, 3, 4, 5))}<p class="hint">{hint}</p>'
 
 
 def _scored(found: Sequence[Found]) -> str:

@@ -2,21 +2,24 @@
 
 score:    R = R_verifiers + weight x score, compared within the problem.
 critique: A of turn k = A_trajectory + turn_coef x (q_k - mean q), q in {1, 0, -1} (formula sheet 8.4). The terms of a
-          trajectory's turns sum to zero: the outcome stays in charge, the teacher says where.
+          trajectory's turns sum to zero: the outcome stays in charge, the teacher says where. The call that would have been
+          right at the first error of a failure has A = correction_coef, with r = pi / start.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 from specs.grpo import GRPO
 from specs.ladder import Critique, Fit, Practice, Scoring
-from specs.records import TeacherSignal, Trajectory
+from specs.records import NOT_TRAINED, TeacherSignal, Trajectory
 from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.groups import group_stats
 from tasks.loops.lists import scored
-from tasks.loops.teacher_words import said
+from tasks.loops.state_calls import State, call_rows
+from tasks.loops.teacher_words import behind, said
 from tasks.loops.updates import without_missing
 from tasks.teachers.reading import LABELS
 
@@ -31,11 +34,14 @@ class Feedback:
     rows: list[TrainingRow] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     figures: dict[str, float] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set[str])
+    """Signals about trajectories of which rows train, by id."""
 
     def add(self, other: "Feedback") -> None:
         """Take in what another signal says of other problems."""
         self.rows += other.rows
         self.left_out.update(other.left_out)
+        self.used |= other.used
         groups = self.figures.get("teaching_groups", 0.0) + other.figures["teaching_groups"]
         self.figures |= other.figures | {"teaching_groups": groups}
 
@@ -53,7 +59,7 @@ def grpo_of(practice: Practice, fit: Fit, samples: int) -> GRPO:
 
 
 def from_scores(
-    signals: Iterable[TeacherSignal], trajectories: Sequence[Trajectory], spec: Scoring, grpo: GRPO, max_length: int
+    signals: Sequence[TeacherSignal], trajectories: Sequence[Trajectory], spec: Scoring, grpo: GRPO, max_length: int
 ) -> Feedback:
     """Return rows whose advantages come from reward and score together."""
     made = Feedback()
@@ -67,6 +73,7 @@ def from_scores(
     )
     made.left_out.update(report.dropped)
     _leave_out_missing(made, grpo)
+    made.used = behind(made.rows, signals)
     given = [scores[t.id] for t in kept]
     by_outcome = {o: [scores[t.id] for t in kept if t.success is o] for o in (True, False)}
     made.figures = {"score_mean": fmean(given) if given else 0.0, "teaching_groups": float(stats.teaching)}
@@ -79,7 +86,7 @@ def from_scores(
 
 
 def from_critiques(
-    signals: Iterable[TeacherSignal], trajectories: Sequence[Trajectory], spec: Critique, grpo: GRPO, max_length: int
+    signals: Sequence[TeacherSignal], trajectories: Sequence[Trajectory], spec: Critique, grpo: GRPO, max_length: int
 ) -> Feedback:
     """Return rows whose turns have advantages of their own."""
     made = Feedback()
@@ -103,6 +110,7 @@ def from_critiques(
     )  # fmt: skip
     made.left_out.update(report.dropped)
     _leave_out_missing(made, grpo)
+    made.used = behind(made.rows, signals)
     flat = [q for worth in labels.values() for q in worth]
     made.figures = {
         "critiques": float(len(labels)),
@@ -110,6 +118,49 @@ def from_critiques(
         "teaching_groups": float(stats.teaching),
     }
     return made
+
+
+def add_right_calls(
+    made: Feedback,
+    signals: Sequence[TeacherSignal],
+    state_of: Callable[[str, int], State],
+    coef: float,
+    max_length: int,
+) -> None:
+    """Add a row, of advantage `coef`, for each call that a critique names as right at the first error of a failure.
+
+    The policy did not make it: what stands for the sampler's logprobs is asked of the start.
+    """
+    found: list[TrainingRow] = []
+    for signal in said(signals, Counter()):  # those that say nothing are counted with the labels
+        error = next((t for t in (signal.content or {})["turns"] if t["label"] == "first_error"), None)
+        if error is None:
+            continue
+        state = state_of(signal.trajectories[0], error["turn"])
+        why = _no_right_call(state, error["correction"])
+        if why:
+            made.left_out[why] += 1
+        else:
+            found += [row for row, _ in call_rows(state, [(error["correction"], coef)], made.left_out, max_length)]
+    for row in found:
+        row.advantages, row.stale = [coef] * len(row.ids), True
+    made.rows += found
+    made.used |= behind(found, signals)
+    made.figures["right_calls"] = float(len(found))
+
+
+def _no_right_call(state: State, right: Mapping[str, Any] | None) -> str:
+    """Return why nothing is learnt of the call that a teacher names; empty where something is."""
+    trajectory, call = state.trajectory, state.trajectory.turns[state.turn].call
+    if right is None:
+        return "no_correction"
+    if trajectory.success is not False:
+        return "error_in_a_success" if trajectory.success else "no_verdict"
+    if call is not None and (call.name, call.arguments) == (right["name"], right["arguments"]):
+        return "correction_is_the_call"
+    if NOT_TRAINED in trajectory.tags:
+        return "token_drift"
+    return "several_contexts" if len(trajectory.segments) > 1 else ""
 
 
 def _leave_out_missing(made: Feedback, grpo: GRPO) -> None:

@@ -46,9 +46,9 @@ def _by_score(content: Mapping[str, Any], least: float) -> Judged:
     if best is None:
         return Judged(scores, None, "no_best")
     given = [s for c, s in scores if c == best]
-    with_best = [(c, s) for c, s in scores if c != best] + [(best, 1.0)]
-    low = bool(given) and max(given) < least
-    return Judged(with_best, None if low else best, "below_least_score" if low else "")
+    if given and max(given) < least:  # it contradicts itself
+        return Judged([], None, "below_least_score")
+    return Judged([(c, s) for c, s in scores if c != best] + [(best, 1.0)], best)
 
 
 def _by_order(contents: Sequence[Mapping[str, Any]], pairs: Counter[str]) -> Judged:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from specs.ladder import Actions, Listwise, Rubric
-from specs.records import Problem, TeacherSignal, ToolCall, Trajectory
-from tasks.boundary import Failure, boundary
+from specs.records import Problem, TeacherSignal, Trajectory
 from tasks.learning.algorithms.soft_label import target
 from tasks.learning.batching import Aggregation
 from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import Arena
-from tasks.loops.judged_calls import Scored, judged
-from tasks.loops.teacher_words import said
+from tasks.loops.judged_calls import judged
+from tasks.loops.state_calls import call_rows, states_of
+from tasks.loops.teacher_words import behind, said
 from tasks.teachers.asking import empty
 
 MEAN: Aggregation = "sequence"
@@ -33,6 +33,8 @@ class Lists:
     """Reason -> candidates, lists or signals."""
     pairs: Counter[str] = field(default_factory=Counter)
     """Pairs of calls that an order puts one above the other: `agreed` by all orders of a state, or `disagreed`."""
+    used: set[str] = field(default_factory=set[str])
+    """Signals of which a list came, by id."""
 
     def add(self, name: str, candidates: Sequence[tuple[TrainingRow, float]], tau: float) -> None:
         """Add a list, or count why it teaches nothing."""
@@ -85,7 +87,7 @@ def scored(
 
 
 def trajectory_lists(
-    signals: Iterable[TeacherSignal],
+    signals: Sequence[TeacherSignal],
     trajectories: Sequence[Trajectory],
     rubric: Rubric,
     spec: Listwise,
@@ -109,6 +111,7 @@ def trajectory_lists(
             members[tuple(trajectory.ids)] = (rows[0], scores[trajectory.id])
     for problem_id, members in problems.items():
         made.add(problem_id, list(members.values()), spec.tau)
+    made.used = behind(made.rows, signals)
     made.weigh()
     return made
 
@@ -125,85 +128,24 @@ def action_lists(
 
     With `learn: best` a list holds the call alone that is imitated (see `judged_calls`), where there is one.
     """
-    made = Lists()
-    groups: dict[str, list[Trajectory]] = {}
-    for trajectory in own.values():
-        groups.setdefault(trajectory.problem_id, []).append(trajectory)
+    made, state_of = Lists(), states_of(own, problems, arena)
     answers: dict[tuple[str, int], list[TeacherSignal]] = {}
     for signal in said(signals, made.left_out):
         assert signal.turn is not None, "an action is asked for in a state"
         answers.setdefault((signal.trajectories[0], signal.turn), []).append(signal)
     for (name, turn), about in answers.items():
-        problem = about[0].problem_id
-        state = _State(own[name], turn, groups[problem], arena, problems[problem])
-        found = judged(about, spec, made.pairs)
+        state = state_of(name, turn)
+        found, before = judged(about, spec, made.pairs), len(made.spans)
         if not found.scores:
             made.left_out[found.why] += 1
         elif spec.learn == "listwise":
-            made.add(f"{name}@{turn}", _rows(state, found.scores, made, max_length), spec.listwise.tau)
+            made.add(f"{name}@{turn}", call_rows(state, found.scores, made.left_out, max_length), spec.listwise.tau)
         elif found.imitated is None:
             made.left_out[found.why] += 1
         else:
-            rows = _rows(state, [(found.imitated, 1.0)], made, max_length)
+            rows = call_rows(state, [(found.imitated, 1.0)], made.left_out, max_length)
             made.rows += [row for row, _ in rows]
             made.spans += [[len(made.rows) - 1] for _ in rows]
+        made.used |= {answer.id for answer in about if len(made.spans) > before}
     made.weigh()
     return made
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    trajectory: Trajectory
-    turn: int
-    group: list[Trajectory]
-    arena: Arena
-    problem: Problem
-
-    @property
-    def prefix(self) -> list[int]:
-        """Return the token ids before the call."""
-        return self.trajectory.ids[: self.trajectory.turns[self.turn].start]
-
-    def row(self, name: str, completion: Sequence[int]) -> TrainingRow:
-        """Return a row in which the call alone trains."""
-        ids = [*self.prefix, *completion]
-        mask = [False] * len(self.prefix) + [True] * len(completion)
-        return TrainingRow(
-            f"{self.trajectory.id}@{self.turn}/{name}", "actions", ids, mask, trajectory=self.trajectory.id
-        )
-
-    def written(self, call: Mapping[str, Any]) -> list[int] | None:
-        """Return the ids with which the policy itself wrote a call in this state."""
-        before = self.trajectory.ids[: self.trajectory.turns[self.turn].start]
-        for other in self.group:
-            if len(other.turns) <= self.turn:
-                continue
-            turn = other.turns[self.turn]
-            made = turn.call
-            if made is None or made.error or turn.finish == "length" or other.ids[: turn.start] != before:
-                continue
-            if made.name == call["name"] and made.arguments == call["arguments"]:
-                return other.ids[turn.start : turn.end]
-        return None
-
-    def rendered(self, call: Mapping[str, Any]) -> list[int] | None:
-        """Return the ids of a call as the policy should write it; None where its tool does not take it."""
-        text = boundary("call", lambda: self.arena.agent.write(ToolCall(call["name"], call["arguments"], "")))
-        tools = self.arena.environments[self.problem.environment].tools(self.problem)
-        if isinstance(text, Failure) or self.arena.agent.parse(text, tools).error:
-            return None
-        return self.arena.template.completion(text)
-
-
-def _rows(state: _State, scores: Scored, made: Lists, max_length: int) -> list[tuple[TrainingRow, float]]:
-    """Return a row for each call that the policy can write, with its score; the others are counted."""
-    found: list[tuple[TrainingRow, float]] = []
-    for number, (call, score) in enumerate(scores):
-        ids = state.written(call) or state.rendered(call)
-        if ids is None:
-            made.left_out["call_refused"] += 1
-        elif len(state.prefix) + len(ids) > max_length:
-            made.left_out["too_long"] += 1
-        else:
-            found.append((state.row(str(number), ids), score))
-    return found

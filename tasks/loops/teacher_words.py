@@ -10,6 +10,7 @@ from specs.records import NOT_TRAINED, Observation, Pair, Problem, Source, Teach
 from tasks.boundary import Failure, boundary
 from tasks.episodes.seeds import world_seed
 from tasks.evidence.judge import judge
+from tasks.learning.rows import TrainingRow
 from tasks.loops.collect import Arena
 from tasks.protocols import ToolSchema
 from tasks.teachers import orders
@@ -28,6 +29,8 @@ class Taken:
     disagreed: int = 0
     """Pairs whose order depended on the order in which they were shown."""
     agreed: int = 0
+    used: set[str] = field(default_factory=set[str])
+    """Signals of which something came, by id."""
 
     def add(self, other: "Taken") -> None:
         """Take in what came of another signal, about other problems."""
@@ -37,6 +40,7 @@ class Taken:
         self.left_out.update(other.left_out)
         self.disagreed += other.disagreed
         self.agreed += other.agreed
+        self.used |= other.used
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -69,6 +73,12 @@ def said(signals: Iterable[TeacherSignal], left_out: Counter[str]) -> list[Teach
         else:
             found.append(signal)
     return found
+
+
+def behind(rows: Iterable[TrainingRow], signals: Iterable[TeacherSignal]) -> set[str]:
+    """Return the ids of the answers about trajectories of which rows train."""
+    trained = {row.trajectory for row in rows}
+    return {s.id for s in signals if s.content is not None and s.trajectories[0] in trained}
 
 
 # -- corrections -----------------------------------------------------------------------------------------------------
@@ -106,6 +116,7 @@ def corrections(
         taken.left_out["not_the_best"] += len(found) - len(kept)
         for made, signal in kept:
             taken.trajectories.append(made)
+            taken.used.add(signal.id)
             margin = (made.reward or 0.0) - (own[name].reward or 0.0)
             taken.pairs.append(Pair(f"{made.id}>{name}", signal.problem_id, made.id, name, margin, 1.0, signal.teacher))
     return taken
@@ -224,6 +235,7 @@ def ordered(signals: Sequence[TeacherSignal], own: Mapping[str, Trajectory], spe
         made = _pairs(_agreed(answers, taken), own, taken)
         chosen = made if spec.choose == "all" else made[:1]
         by = answers[0].teacher
+        taken.used |= {answer.id for answer in answers if chosen}
         taken.pairs += [Pair(f"{a}>{b}", problem_id, a, b, gap, 1 / len(chosen), by) for a, b, gap in chosen]
     used = {side for pair in taken.pairs for side in (pair.chosen, pair.rejected)}
     taken.trajectories = [t for name, t in own.items() if name in used]

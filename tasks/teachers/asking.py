@@ -12,6 +12,9 @@ from tasks.protocols import ToolSchema
 from tasks.teachers.asks import Ask
 
 Tools = Callable[[Problem], Sequence[ToolSchema]]
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,),
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ def _action(found: _Questions, asking: Asking, problem: Problem, tools: Schemas,
     for state in kept:
         calls = tuple(state.calls[: asking.candidates])
         found.skipped["beyond_candidates"] += len(state.calls) - len(calls)
+        calls += tuple(from_tools(state, tools)[: asking.from_tools])
         ask = Ask(
             "action", problem, tools, (state.trajectory,), turn=state.turn, actions=calls, form=asking.form,
             scale=asking.scale,
@@ -148,6 +152,32 @@ def states_of(members: Sequence[Trajectory]) -> list[State]:
         usable = [name for name, _ in counts[key].most_common() if written[key][name].error is None]
         state.calls = [written[key][name] for name in usable]
     return sorted(states.values(), key=lambda s: s.turn)
+
+
+def from_tools(state: State, tools: Schemas) -> list[ToolCall]:
+    """Return a call of each tool whose arguments the state names, in the order of the tools; without those that were made in it.
+
+    A value goes by the argument's name: it stood in a call or a reply before, the last one counts, or stands in a sample's call.
+    """
+    known: dict[str, Any] = {}
+    for call in reversed(state.calls):
+        known |= call.arguments
+    for turn in state.trajectory.turns[: state.turn]:
+        known |= turn.call.arguments if turn.call is not None else {}
+        known |= turn.observation.data if turn.observation is not None else {}
+    made = {call_key(call) for call in state.calls}
+    named = [t for t in tools if all(_named(known, name, t.parameters) for name in t.parameters.get("required", ()))]
+    calls = [ToolCall(t.name, {name: known[name] for name in t.parameters.get("required", ())}, "") for t in named]
+    return [call for call in calls if call_key(call) not in made]
+
+
+def _named(known: Mapping[str, Any], name: str, parameters: Mapping[str, Any]) -> bool:
+    """Return whether a value of that name is known, of the type and among the values that a tool wants."""
+    wanted: Mapping[str, Any] = parameters.get("properties", {}).get(name, {})
+    if name not in known or known[name] not in wanted.get("enum", [known[name]]):
+        return False
+    kinds = _JSON_TYPES.get(str(wanted.get("type")))
+    return kinds is None or type(known[name]) in kinds
 
 
 def state_key(trajectory: Trajectory, turn: int) -> str:

@@ -10,6 +10,10 @@ _TOKENS_PER_MESSAGE = 16
 """Of the marks that a template sets around a message."""
 
 
+class InFlightError(BudgetError):
+    """Requests in flight may yet bring back what is needed: each reserved the most that it can cost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caps:
     """The most that may be spent: on one teacher, and by the program on all of them."""

@@ -1,6 +1,7 @@
 """A teacher behind a chat API: one layer of retries, one deadline per question, every request in the ledger."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import time
@@ -15,7 +16,7 @@ from specs.teachers import OpenAITeacher
 from tasks.teachers import http_replies
 from tasks.teachers.asks import Ask
 from tasks.teachers.breaker import Breaker
-from tasks.teachers.budget import Caps, dollars, prompt_tokens
+from tasks.teachers.budget import Caps, InFlightError, dollars, prompt_tokens
 from tasks.teachers.common import LIMITS, Common
 from tasks.teachers.http_replies import Read
 from tasks.teachers.ledger import OK, CallLedger, Returned
@@ -106,7 +107,6 @@ class _Round:
         self.ended: BaseException | None = None
         self.first_done = asyncio.Event()
         self.http: httpx.AsyncClient | None = None
-        self.flying = 0
         self.landed = asyncio.Event()
 
     async def run(self, *, dispensable: bool) -> dict[str, Reply]:
@@ -181,12 +181,17 @@ class _Round:
         None where the round ended before it was asked.
         """
         await asyncio.sleep(self.pace.turn())  # our own pace is no part of its time, and nor is a wait for money
-        await self._affordable(key)
+        to = reach(self.client.name, self.spec, self.setting.environ)
         deadline = self.setting.clock() + self.spec.limits.deadline_seconds
         limits, most = self.spec.limits, self.spec.max_tokens_limit
         budget, sent, faults, wait, how = self.spec.max_tokens, 0, 0, 0.0, Returned("rate_limited")
-        while await self._ready(max(wait, self.pace.turn() if sent else 0.0), deadline):
-            how, sent = await self._send(key, sent + 1, budget, deadline), sent + 1
+        while await self._ready(wait, deadline):
+            try:
+                call = self._begin(key, sent + 1, budget)
+            except InFlightError:
+                deadline, wait = deadline + await self._money(key, budget), 0.0
+                continue
+            how, sent = await self._send(key, call, to, budget, deadline), sent + 1
             self.first_done.set()
             if how.outcome in http_replies.LONGER and budget < most:  # no fault: it needs more room
                 budget, wait = min(2 * budget, most), 0.0
@@ -194,23 +199,32 @@ class _Round:
                 faults, wait = faults + 1, limits.wait_seconds * 2**faults
             else:
                 break
+            wait = max(wait, self.pace.turn())
         if self.ended is not None and not sent:
             return None
         self._judge(key, how)
         return self.client._reply(key, how, sent)
 
-    async def _affordable(self, key: str) -> None:
-        """Wait while what requests in flight have reserved is all that is in the way of this one. BudgetError at a cap."""
-        setting, most = self.setting, self._most(key, self.spec.max_tokens)
-        while setting.caps != Caps():
-            try:
-                setting.ledger.check(self.client.name, most, setting.caps)
-                break
-            except BudgetError:
-                if not self.flying or self.ended is not None:
-                    raise
+    def _begin(self, key: str, attempt: int, budget: int) -> str:
+        """Reserve the dollars of a request and note it. BudgetError or InFlightError at a cap."""
+        setting, most = self.setting, self._most(key, budget)
+        return setting.ledger.begin(key, attempt, self.client.name, setting.node, most, setting.caps)
+
+    async def _money(self, key: str, budget: int) -> float:
+        """Wait until requests in flight, of this node or another, have left enough for one more; return the seconds.
+
+        BudgetError where none is left that may.
+        """
+        began, fits = self.setting.clock(), False
+        while not fits and self.ended is None:
             self.landed.clear()
-            await self.landed.wait()
+            with contextlib.suppress(TimeoutError):  # only this node's are told of
+                await asyncio.wait_for(self.landed.wait(), _LOOK)
+            with contextlib.suppress(InFlightError):
+                self.setting.ledger.check(self.client.name, self._most(key, budget), self.setting.caps)
+                fits = True
+        await asyncio.sleep(self.pace.turn())
+        return self.setting.clock() - began
 
     def _most(self, key: str, budget: int) -> float:
         """Return the dollars that a request may cost."""
@@ -231,18 +245,13 @@ class _Round:
         else:
             self.breaker.good()
 
-    async def _send(self, key: str, attempt: int, budget: int, deadline: float) -> Returned:
-        """Send one request: reserved and noted before, noted again when it has ended."""
-        to = reach(self.client.name, self.spec, self.setting.environ)
-        ledger, most = self.setting.ledger, self._most(key, budget)
-        call = ledger.begin(key, attempt, self.client.name, self.setting.node, most, self.setting.caps)
-        tokens, usd = prompt_tokens(self.calls[key]), ledger.reserved(call)
+    async def _send(self, key: str, call: str, to: Reach, budget: int, deadline: float) -> Returned:
+        """Send one request, which was noted before; it is noted again when it has ended."""
+        tokens, usd = prompt_tokens(self.calls[key]), self.setting.ledger.reserved(call)
         guess = Returned("deadline", tokens_in=tokens, tokens_out=budget, usd=usd, counted=False)
-        self.flying += 1
         try:
             how = await self._ended(key, call, to, guess, deadline)
         finally:
-            self.flying -= 1
             self.landed.set()
         if how.outcome == "fatal":
             raise TeacherError(self._fatal(how.status or 0, how.detail))
@@ -251,6 +260,7 @@ class _Round:
     async def _ended(self, key: str, call: str, to: Reach, guess: Returned, deadline: float) -> Returned:
         """Return how a request ended, which is noted; `guess` is the most that it may have come to."""
         began = self.setting.clock()
+        how = replace(guess, outcome="stopped", tokens_in=0, tokens_out=0)
         try:
             async with asyncio.timeout(max(0.01, deadline - began)):
                 status, read = await self._exchange(to, self.calls[key], guess.tokens_out)
@@ -258,18 +268,16 @@ class _Round:
         except TimeoutError:
             how = guess
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
-            self.setting.ledger.end(key, call, Returned("bad_address"))
+            how = Returned("bad_address")
             raise TeacherError(
                 f"teacher {self.client.name}: base_url is no address of http:// or https:// ({type(e).__name__}); "
                 f"mend teachers.{self.client.name}.base_url, or the variable that it names"
             ) from None
         except httpx.HTTPError as e:
             how = self._priced(Read(_broken(e)), guess, free=isinstance(e, _UNSENT))
-        except asyncio.CancelledError:
-            self.setting.ledger.end(key, call, Returned("stopped", usd=guess.usd, counted=False))
-            raise
-        how = replace(how, seconds=round(self.setting.clock() - began, 3))
-        self.setting.ledger.end(key, call, how)
+        finally:  # also where it is cancelled: others wait for the end of what is noted
+            how = replace(how, seconds=round(self.setting.clock() - began, 3))
+            self.setting.ledger.end(key, call, how)
         return how
 
     async def _exchange(self, to: Reach, messages: Sequence[Mapping[str, str]], budget: int) -> tuple[int, Read]:

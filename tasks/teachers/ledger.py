@@ -1,7 +1,7 @@
 """The ledger of paid calls of a program: a line before a request is sent, a line after it returned.
 
 All nodes and runs of the program share it, so that no reply is paid for twice. Lines are
-`{"event": "sent", key, attempt, id, teacher, node, run, usd}` and `{"event": "returned", key, id, outcome, …}`.
+`{"event": "sent", key, attempt, id, teacher, node, run, by, usd}` and `{"event": "returned", key, id, outcome, …}`.
 """
 
 import contextlib
@@ -10,16 +10,17 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specs.errors import StateError
+from specs.errors import BudgetError, StateError
 from tasks.faults import fault_point
 from tasks.files import Ledger
 from tasks.leases import short_lock
+from tasks.processes import Process, process_from, this_process
 from tasks.teachers import budget
-from tasks.teachers.budget import Caps, Spent
+from tasks.teachers.budget import Caps, InFlightError, Spent
 
 OK = "ok"
 """Outcome of a request that brought an answer; any other is the reason why it brought none."""
@@ -55,6 +56,8 @@ class _Open:
     """What is reserved for it."""
     expected: float
     """The same before it was multiplied by what was learnt of the teacher."""
+    by: Process | None
+    """Who sent it; not known of older ledgers."""
 
 
 class CallLedger:
@@ -66,6 +69,7 @@ class CallLedger:
     def __init__(self, path: Path, run_key: str = "") -> None:
         self.path = path
         self._run_key = run_key
+        self._by = this_process()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._read = 0
         self._answers: dict[str, Returned] = {}
@@ -86,7 +90,7 @@ class CallLedger:
         return self._answers.get(key)
 
     def begin(self, key: str, attempt: int, teacher: str, node: str, usd: float, caps: Caps) -> str:
-        """Reserve `usd` and note that a request is sent; return its id. BudgetError where a cap would be passed.
+        """Reserve `usd` and note that a request is sent; return its id. BudgetError or InFlightError where a cap would be passed.
 
         More is reserved where the server has counted more for the teacher's requests than was expected at most.
         """
@@ -96,24 +100,40 @@ class CallLedger:
             call = f"{key[:16]}-{os.getpid()}-{time.time_ns()}-{self._number}"
             line = {
                 "event": "sent", "key": key, "attempt": attempt, "id": call, "teacher": teacher, "node": node,
-                "run": self._run_key, "usd": usd, "at": round(time.time(), 3),
+                "run": self._run_key, "by": self._by.to_dict(), "usd": usd, "at": round(time.time(), 3),
             }  # fmt: skip
             self._append(line)
         fault_point("call_sent")
         return call
 
     def check(self, teacher: str, usd: float, caps: Caps) -> None:
-        """Raise BudgetError where one more request that may cost `usd` would pass a cap."""
+        """Raise what `begin` would."""
         with self._locked():
             self._fitting(teacher, usd, caps)
 
     def _fitting(self, teacher: str, usd: float, caps: Caps) -> float:
         """Return what must be reserved for a request that is expected to cost at most `usd`."""
         self._catch_up()
-        own = self.spent(teacher)
+        own, program = self.spent(teacher), self.spent()
         usd *= own.factor
-        budget.check(teacher, caps, own, self.spent(), usd)
+        try:
+            budget.check(teacher, caps, own, program, usd)
+        except BudgetError as full:
+            flying = self._flying()
+            own = replace(own, usd=own.usd - sum(o.usd for o in flying if o.of[0] is own))
+            program = replace(program, usd=program.usd - sum(o.usd for o in flying))
+            try:
+                budget.check(teacher, caps, own, program, usd)
+            except BudgetError:
+                raise full from None
+            raise InFlightError(str(full)) from None
         return usd
+
+    def _flying(self) -> list[_Open]:
+        """Return the requests that will be given an end: those of processes that live."""
+        senders = {o.by for o in self._open.values()}
+        living = {p for p in senders if p is not None and p.alive}
+        return [o for o in self._open.values() if o.by in living]
 
     def reserved(self, call: str) -> float:
         """Return what is reserved for a request whose end is not known."""
@@ -172,6 +192,7 @@ class CallLedger:
     def _take(self, raw: bytes) -> None:
         try:
             line = json.loads(raw)
+            by = process_from(line.pop("by", None))  # of no use to who reads the lines of a call
             key, call = line["key"], line["id"]
             if line["event"] == "sent":
                 run = line.get("run", "")  # older ledgers name none
@@ -179,7 +200,7 @@ class CallLedger:
                 for spent in of:
                     spent.usd += line["usd"]
                     spent.requests += 1
-                self._open[call] = _Open(of, line["usd"], line["usd"] / of[0].factor)
+                self._open[call] = _Open(of, line["usd"], line["usd"] / of[0].factor, by)
             else:
                 self._returned(line, key, call)
             self._lines.setdefault(key, []).append(line)

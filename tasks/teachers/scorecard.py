@@ -1,7 +1,7 @@
 """What a teacher was worth: answers, failures, cost, and how often the verifiers agree with it. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,21 @@ def scorecard(signals: Sequence[TeacherSignal], evidence: Evidence) -> Json:
             "usd": round(usd, 6),
             "usd_per_signal": round(usd / len(used), 6) if used else None,
             "agreement": _agreement(used, counts),
+        }
+    return cards
+
+
+def usage(signals: Sequence[TeacherSignal], used: Collection[str]) -> Json:
+    """Return, by teacher, its answers, those of them that a stage learns from (by id), and what all its questions cost."""
+    cards: Json = {}
+    for teacher in sorted({s.teacher for s in signals}):
+        own = [s for s in signals if s.teacher == teacher]
+        count, usd = sum(s.id in used for s in own), sum(s.usd for s in own)
+        cards[teacher] = {
+            "answered": sum(s.content is not None for s in own),
+            "used": count,
+            "usd": round(usd, 6),
+            "usd_per_used": round(usd / count, 6) if count else None,
         }
     return cards
 

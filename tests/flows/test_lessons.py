@@ -1,11 +1,12 @@
 """Bodies of stages that learn from a teacher's words, with the order desk's clerk as the teacher."""
 
 import json
+from statistics import fmean
 
 import pytest
 import torch
 
-from flows.work import lessons, preference
+from flows.work import inputs, lessons, preference, training
 from flows.work.lines import read_rows, write_rows
 from specs.errors import TrainingError
 from specs.ladder import (
@@ -28,6 +29,8 @@ from specs.records import TeacherSignal, pair_from, problem_from
 from tasks.episodes.environments import environment_for
 from tasks.episodes.seeds import world_seed
 from tasks.episodes.shards import read_shards, write_shards
+from tasks.loops import feedback
+from tasks.loops.state_calls import states_of
 from tasks.teachers.asking import asks_for
 from tasks.teachers.asks import Unreadable
 from tasks.teachers.clerk import answer
@@ -129,6 +132,7 @@ def test_a_correction_that_does_not_hold_is_counted_and_never_trains(base, drawn
     figures = read(kept.out / "lessons.json")
     assert figures["left_out"] == {reason: figures["signals"]}
     assert figures["trajectories"] == figures["pairs"] == 0
+    assert read(kept.out / "notes" / "used.json")["clerk"]["used"] == 0
     assert f"{figures['signals']} left out: {reason}" in outcome.notes
 
 
@@ -208,11 +212,39 @@ def test_judged_calls_of_a_state_become_action_distillation(base, drawn, tmp_pat
     assert read(made.out / "rows.json")["sources"]["action"]["rows"] > 4
 
 
+def test_calls_that_no_rollout_made_are_judged_and_their_scores_learnt(base, drawn, tmp_path):
+    """Rollouts in which the right call alone was made in every state: nothing to choose from, but for the tool list."""
+    _, at = base
+    said = taught(tmp_path / "fixes", at, drawn, "sample")
+    kept, _ = run(lessons.take, tmp_path, at, "take", "sample", Corrections(), rollouts=drawn, teach=said)
+    right = [t for t in read_shards(kept.out / "trajectories") if t.tags[-1:] == ["corrected"]]
+    write_shards(tmp_path / "right" / "trajectories", right)
+    units = {}
+    for more in (0, 3):
+        said = taught(tmp_path / f"teach{more}", at, tmp_path / "right", "action", from_tools=more)
+        made, outcome = run(
+            lessons.listwise, tmp_path, at, f"fit{more}", "action", Actions(), rollouts=tmp_path / "right", teach=said,
+            fit=Fit(at_least=0, epochs=3, optimizer=FAST),
+        )  # fmt: skip
+        units[more] = outcome.metrics.get("units", 0.0)
+        assert not any("call_refused" in note for note in outcome.notes), "each is well formed"
+    assert units[3] > 4 > units[0] == 0
+    assert outcome.metrics["loss"] < outcome.metrics["first_loss"]
+    assert not torch.equal(weights(made.out), weights(at["taught"]))
+
+
 @pytest.mark.parametrize(
-    ("best", "score", "reason"),
-    [(None, 9, "no_best"), ("first", 4, "below_least_score"), ("first", 6, None), ("other", 0, None)],
+    ("learn", "best", "score", "reason"),
+    [
+        ("best", None, 9, "no_best"),
+        ("best", "first", 4, "below_least_score"),
+        ("best", "first", 6, None),
+        ("best", "other", 0, None),
+        ("listwise", "first", 4, "below_least_score"),
+        ("listwise", "other", 0, None),
+    ],
 )
-def test_a_call_that_the_teacher_scored_low_is_not_imitated(base, drawn, tmp_path, best, score, reason):
+def test_a_call_that_the_teacher_scored_low_is_not_followed(base, drawn, tmp_path, learn, best, score, reason):
     """`first` is the first candidate of a state, `other` a call that none of the samples made."""
     _, at = base
     other = {"name": "finish", "arguments": {"answer": "as the teacher says"}}
@@ -228,7 +260,7 @@ def test_a_call_that_the_teacher_scored_low_is_not_imitated(base, drawn, tmp_pat
     write_rows(said / "signals.jsonl", [TeacherSignal(**line) for line in lines])
     asked = sum(1 for line in lines if line["content"] and line["content"]["candidates"])
     made, outcome = run(
-        lessons.listwise, tmp_path, at, "fit", "action", Actions(learn="best"), rollouts=drawn, teach=said,
+        lessons.listwise, tmp_path, at, "fit", "action", Actions(learn=learn), rollouts=drawn, teach=said,
         fit=Fit(at_least=0, optimizer=FAST),
     )  # fmt: skip
     if reason is None:
@@ -270,6 +302,112 @@ def test_scores_and_critiques_become_advantages(base, drawn, tmp_path):
     )
     assert outcome.metrics["critiques"] > 50
     assert not torch.equal(weights(made.out), weights(at["taught"]))
+
+
+def likelihood(folder, at, drawn, said, policy):
+    """Return the mean logprob, by a policy, of the calls that critiques name as right at the first errors of failures."""
+    seen = node(
+        folder, f"seen{len(list(folder.iterdir()))}", {"policy": policy, "data.train": at["data.train"]}, JUDGED | ROLL
+    )
+    known = {t.id: t for t in read_shards(drawn / "trajectories")}
+    loaded = inputs.start_policy(seen)
+    states = states_of(known, lessons._problems(seen), inputs.arena(seen, loaded)[0])
+    made = feedback.Feedback()
+    answers = [TeacherSignal(**line) for line in read_rows(said / "signals.jsonl")]
+    feedback.add_right_calls(made, answers, states, 1.0, loaded.config.max_length)
+    found = training.learner_for(seen, loaded, FAST, 1).logprobs(made.rows)
+    return fmean(
+        v for row, values in zip(made.rows, found, strict=True) for v, m in zip(values, row.mask, strict=True) if m
+    )
+
+
+def test_the_call_that_is_right_at_the_first_error_becomes_likelier(base, drawn, tmp_path):
+    _, at = base
+    said = taught(tmp_path / "teach", at, drawn, "critique")
+    after = {}
+    fit = Fit(at_least=2, epochs=6, per_step=8, optimizer=FAST)
+    for coef in (0.0, 1.0):
+        rule = Critique(correction_coef=coef)
+        made, outcome = run(
+            lessons.practised, tmp_path, at, f"fit{coef}", "critique", rule, rollouts=drawn, teach=said, fit=fit
+        )
+        after[coef] = likelihood(tmp_path, at, drawn, said, made.out)
+        assert (outcome.metrics.get("right_calls", 0) >= 20) is (coef > 0)
+    before = likelihood(tmp_path, at, drawn, said, at["taught"])
+    assert after[1.0] > max(before + 0.03, after[0.0] + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda own, turn: None, "no_correction"),
+        (lambda own, turn: {"name": turn.call.name, "arguments": turn.call.arguments}, "correction_is_the_call"),
+        (lambda own, turn: {"name": "fly", "arguments": {}}, "call_refused"),
+    ],
+    ids=["none", "the same", "unknown"],
+)
+def test_a_correction_of_a_turn_that_says_nothing_is_counted_and_never_trains(base, drawn, tmp_path, change, reason):
+    """In the first turn of every attempt, whatever the clerk says of it; in a success, nothing is right but what was done."""
+    _, at = base
+    said = taught(tmp_path / "teach", at, drawn, "critique")
+    known = {t.id: t for t in read_shards(drawn / "trajectories")}
+    lines = [line for line in read_rows(said / "signals.jsonl") if line["content"]]
+    lines = [line for line in lines if (call := known[line["trajectories"][0]].turns[0].call) and not call.error]
+    for line in lines:
+        own = known[line["trajectories"][0]]
+        wrong = {"turn": 0, "label": "first_error", "correction": change(own, own.turns[0])}
+        line["content"] = {"turns": [wrong, *({**t, "label": "bad"} for t in line["content"]["turns"][1:])]}
+    write_rows(said / "signals.jsonl", [TeacherSignal(**line) for line in lines])
+    made, outcome = run(
+        lessons.practised, tmp_path, at, "fit", "critique", Critique(correction_coef=1.0), rollouts=drawn, teach=said
+    )
+    plain, _ = run(lessons.practised, tmp_path, at, "plain", "critique", Critique(), rollouts=drawn, teach=said)
+    won = sum(bool(known[line["trajectories"][0]].success) for line in lines)
+    counts = (
+        {reason: len(lines)} if reason == "no_correction" else {reason: len(lines) - won, "error_in_a_success": won}
+    )
+    assert won > 0
+    assert outcome.metrics["right_calls"] == 0
+    assert all(f"{n} left out: {why}" in outcome.notes for why, n in counts.items())
+    assert torch.equal(weights(made.out), weights(plain.out))
+
+
+@pytest.mark.parametrize(
+    ("body", "signal", "rule", "asking"),
+    [
+        (lessons.take, "sample", Corrections(), {"per_problem": 2}),
+        (lessons.take, "rank", Ranking(), {}),
+        (lessons.listwise, "action", Actions(), {}),
+        (lessons.listwise, "score", {"rubric": Rubric(dimensions={"result": 1.0}), "listwise": Listwise()}, {"dimensions": ["result"]}),
+        (lessons.practised, "score", Scoring(rubric=Rubric(dimensions={"result": 1.0})), {"dimensions": ["result"]}),
+        (lessons.practised, "critique", Critique(), {}),
+    ],
+    ids=["corrections", "orders", "calls", "soft labels", "scores", "critiques"],
+)  # fmt: skip
+def test_a_stage_tells_how_many_answers_it_learnt_from_and_what_each_cost(
+    base, drawn, tmp_path, body, signal, rule, asking
+):
+    """Half of the answers are none, a fifth of the dollars is theirs; what is not judged is not learnt from."""
+    _, at = base
+    said = taught(tmp_path / "teach", at, drawn, signal, **asking)
+    lines = [line for line in read_rows(said / "signals.jsonl") if line["content"]]
+    for i, line in enumerate(lines):
+        line["id"], line["usd"] = f"{line['id']}/{i}", 1.0
+        if i >= len(lines) // 2:
+            line["content"], line["failure"], line["usd"] = None, "refused", 0.25
+    write_rows(said / "signals.jsonl", [TeacherSignal(**line) for line in lines])
+    made, outcome = run(
+        body, tmp_path, at, "learn", signal, rule, rollouts=drawn, teach=said, fit=Fit(at_least=0, optimizer=FAST)
+    )
+    card = read(made.out / "notes" / "used.json")["clerk"]
+    half = len(lines) // 2
+    assert card["answered"] == half
+    assert 0 < card["used"] <= half
+    assert card["usd"] == half + 0.25 * (len(lines) - half)
+    assert card["usd_per_used"] == pytest.approx(card["usd"] / card["used"], abs=1e-6)
+    assert any(note.startswith(f"learnt from {card['used']} of {half} answers of clerk, $") for note in outcome.notes)
+    if signal == "sample":
+        assert card["used"] == outcome.metrics["pairs"]
 
 
 def halves(folder, at, drawn, signals):

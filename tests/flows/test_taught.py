@@ -190,6 +190,31 @@ def test_what_is_asked_side_by_side_is_no_history_of_one_another():
     assert history == {n: [] for n in first} | dict.fromkeys(("s0.teach2.critique", "s0.teach2.score"), first)
 
 
+def test_what_a_critique_s_corrections_do_is_in_the_key_the_price_and_the_equation_and_asks_nothing_anew():
+    rules = [{}, {"correction_coef": 0.0}, {"correction_coef": 0.5}]
+    made = [taught({"type": "from_teacher", "signal": "critique", "critique": r}) for r in rules]
+    found = [nodes(m)["s0"] for m in made]
+    assert found[0].plan_key == found[1].plan_key != found[2].plan_key
+    assert "correction_coef" not in found[0].params["rule"]
+    assert found[2].estimate.seconds > found[0].estimate.seconds
+    assert len({nodes(m)["s0.teach1"].plan_key for m in made}) == 1
+    told = [m.details["losses"]["s0"]["words"] for m in made]
+    assert "; A = 0.5 for the call that is right at the first error" in told[2]
+    assert "first error" not in told[0]
+
+
+def test_candidates_from_the_tool_list_are_another_question():
+    rules = [{}, {"from_tools": 0}, {"from_tools": 3}]
+    made = [taught({"type": "action_distill", "actions": r}) for r in rules]
+    keys = [nodes(m)["s0.teach1"].plan_key for m in made]
+    assert keys[0] == keys[1] != keys[2]
+    assert "from_tools" not in nodes(made[0])["s0.teach1"].params["asking"]
+    assert (
+        "calls of the policy, 3 more from the tool list and the teacher's own"
+        in made[2].details["losses"]["s0"]["words"]
+    )
+
+
 def test_several_corrections_of_a_failure_are_in_the_price_and_the_key():
     closed = {"kind": "openai", "model": "m", "base_url": "http://x/v1", "gives": ["sample"], "temperature": 1.0}
     rules = [{}, {"samples": 3}, {"samples": 3, "keep": "best"}]
@@ -252,6 +277,10 @@ def test_a_program_learns_from_its_clerk(
     assert found["credit.rollouts1"]["run_key"] == found["fix.rollouts1"]["run_key"]
     assert found["fix.lessons1"]["metrics"]["pairs"] >= 1
     assert found["credit"]["metrics"]["critiques"] > 10
+    page = next((tmp_path / "home" / "nodes" / found["report"]["run_key"] / "out").rglob("report.html")).read_text()
+    learnt = page.partition("per answer that is learnt from")[2].partition("</table>")[0]
+    assert "fix.lessons1" in learnt
+    assert "credit" in learnt
     assert main(["run", str(file), "--no-services", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert {n["status"] for n in again["nodes"]} == {"reused"}

@@ -22,6 +22,8 @@ def taught(folder, algorithm, *, roster=CLERK, more=()):
         "type: from_teacher\n      signal: sample\n      corrections: {learn: both, prefer: {loss: orpo}}",
         "type: soft_label\n      listwise: {utility: ratio}",
         "type: action_distill\n      actions: {learn: best, least_score: 0.7}",
+        "type: action_distill\n      actions: {least_score: 0.7, from_tools: 3}",
+        "type: action_distill\n      actions: {learn: best, form: rank, from_tools: 3}",
         "type: action_distill\n      actions: {learn: best, form: rank, swaps: no}",
         "type: soft_label\n      rubric: {dimensions: {care: 1, result: 0.2}, about: {care: Were all calls taken?}}",
     ],
@@ -62,8 +64,8 @@ def test_sound_stages_pass(tmp_path, algorithm):
             "listwise: is not read with learn: best",
         ),
         (
-            "type: action_distill\n      actions: {least_score: 0.7}",
-            "least_score: is not read with learn: listwise",
+            "type: action_distill\n      actions: {learn: best, from_tools: 3}",
+            "from_tools: has no effect with learn: best and form: score",
         ),
         ("type: action_distill\n      actions: {swaps: no}", "swaps: is not read with form: score; write form: rank"),
         (

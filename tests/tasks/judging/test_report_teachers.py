@@ -26,6 +26,11 @@ def test_teachers_have_a_table_where_some_were_asked() -> None:
         "0.0625",
     ):
         assert words in page
+    assert "learnt from" not in page
+    used = {"node": "learn", "teachers": {"clo<sed": {"answered": 8, "used": 4, "usd": 0.5, "usd_per_used": 0.125}}}
+    page = render(ReportData("desk", "", teachers=[asked], used=[used]))
+    learnt = page.partition("learnt from</th>")[2].partition("</table>")[0]
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", learnt) == ["learn", "clo&lt;sed", "8", "4", "0.5000", "0.1250"]
     silent = CARD | {"answered": 0, "usd_per_signal": None, "agreement": {"rate": None, "judged": 0, "by_type": {}}}
     assert "<h2>Teachers</h2>" in render(ReportData("desk", "", teachers=[asked | {"scorecard": {"closed": silent}}]))
     assert "<h2>Teachers</h2>" not in render(ReportData("desk", ""))

@@ -211,6 +211,48 @@ def asked(signal, members, **more):
     return asks_for(Asking(signal=signal, **more).model_dump(), members, {"p": PROBLEM}, lambda p: TOOLS)
 
 
+def tool(name, **types):
+    properties = {n: t if isinstance(t, dict) else {"type": t} for n, t in types.items()}
+    return ToolSchema(name, name, {"type": "object", "properties": properties, "required": list(types)})
+
+
+def test_further_calls_come_of_the_tools_whose_arguments_are_known():
+    tools = (
+        tool("find", order="string"), tool("cancel", order="string"), tool("ship", order="string", count="integer"),
+        tool("call", customer="string"), tool("mail", customer={"type": "string", "enum": ["c2"]}), tool("weigh", weight="number"),
+        tool("pack", yes="integer"), tool("price", price={"type": ["number", "null"]}), tool("stop"),
+    )  # fmt: skip
+    found = turn("find", order="o1", weight="heavy", yes=True)
+    found.observation = Observation({"customer": "c1", "count": 2, "price": 1.5})
+    members = [
+        tried("t0", found, turn("cancel", order="o2"), turn("stop")),
+        tried("t1", found, turn("cancel", order="o2")),
+        tried("t2", found, turn("find", order="o3")),
+    ]
+
+    def calls(**more):
+        spec = Asking(signal="action", choose="early", **more).model_dump()
+        asks, _ = asks_for(spec, members, {"p": PROBLEM}, lambda p: tools)
+        return [[(c.name, c.arguments) for c in a.actions] for a in asks]
+
+    made = [("cancel", {"order": "o2"}), ("find", {"order": "o3"})]
+    known = [
+        ("find", {"order": "o1"}), ("cancel", {"order": "o1"}), ("ship", {"order": "o1", "count": 2}),
+        ("call", {"customer": "c1"}), ("price", {"price": 1.5}), ("stop", {}),
+    ]  # fmt: skip
+    assert calls()[1] == calls(from_tools=0)[1] == made
+    assert calls(from_tools=16)[1] == made + known
+    assert calls(from_tools=2, candidates=1)[1] == made[:1] + known[:2]
+    assert calls(from_tools=16)[0] == [
+        ("find", {"order": "o1", "weight": "heavy", "yes": True}),
+        ("find", {"order": "o1"}),
+        ("cancel", {"order": "o1"}),
+        ("stop", {}),
+    ]
+    swapped = calls(from_tools=1, form="rank")
+    assert swapped[3] == swapped[2][::-1] == [*made, known[0]][::-1]
+
+
 def test_what_is_not_asked_about_is_counted():
     good, bad = tried("g", turn("look", at="a"), success=True), tried("b", turn("look", at="b"))
     lost = replace(tried("x"), status="infrastructure", success=None, reward=None)

@@ -18,7 +18,7 @@ from tasks.teachers.ledger import CallLedger, Returned
 from tasks.teachers.places import by_state, places
 from tasks.teachers.reading import Unreadable
 from tasks.teachers.routing import Place, drawn, require_teachers, route, rules_of, weights_of
-from tasks.teachers.scorecard import Evidence, scorecard, tallies
+from tasks.teachers.scorecard import Evidence, scorecard, tallies, usage
 from tests.tasks.teachers.asked import problem, trajectory
 from tests.tasks.teachers.test_asks import PROBLEM, tried, turn
 from tests.tasks.tokens.kinds import KINDS, tokenizer
@@ -287,6 +287,16 @@ def test_a_scorecard_compares_with_the_verifiers() -> None:
     assert card["agreement"] == {"rate": round(5 / 8, 4), "judged": 8, "by_type": {"stock": [5, 8]}}
     assert tallies([{"big": card}, {"big": card}]) == {("big", "stock"): (10, 16)}
     json.dumps(card)
+
+
+def test_what_an_answer_cost_that_a_stage_learnt_from_is_told_beside_what_any_answer_cost() -> None:
+    fix = {"keep": 0, "calls": [{"name": "finish", "arguments": {}}]}
+    signals = [signal("sample", fix, i) for i in range(4)] + [signal("sample", None, 4, failure="refused")]
+    signals.append(signal("sample", fix, 5, teacher="other"))
+    assert usage(signals, {signals[0].id, signals[2].id}) == {
+        "big": {"answered": 4, "used": 2, "usd": 0.5, "usd_per_used": 0.25},
+        "other": {"answered": 1, "used": 0, "usd": 0.1, "usd_per_used": None},
+    }
 
 
 def test_a_correction_agrees_where_it_held_in_the_world() -> None:
