@@ -5,7 +5,9 @@ from flows.durable import FileEntry
 from flows.nodes import Node, Plan, outside_name
 from flows.state import NodeReceipt, State
 
-_TRAJECTORIES = ("collect", "pairs", "train.policy_gradient", "evaluate", "mine")
+_TRAJECTORIES = (
+    "collect", "pairs", "turns", "rollouts", "lessons", "train.policy_gradient", "train.opd", "evaluate", "mine",
+)  # fmt: skip
 
 
 def groups(plan: Plan) -> dict[str, list[Node]]:
