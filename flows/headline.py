@@ -64,6 +64,6 @@ def semantic(plan: Plan) -> dict[str, Any]:
     for node in plan:
         if node.kind.startswith("train.") and "algorithm" in node.params:
             chosen[node.id] = node.params["algorithm"]
-        if node.kind == "policy.init":
+        if node.id == "policy.init":  # teachers that act are of the kind too
             chosen["policy"] = node.params.get("policy", {})
     return chosen

@@ -95,7 +95,7 @@ NODE_KINDS: dict[str, NodeKind] = _table(
         (*_PAIRING_ONLY, "algorithm.pairing.at_least", "algorithm.turns", *_PLACES, "data"),
     ),
     NodeKind(
-        "preflight", 2, "flows.work.policy_gradient:preflight", True, estimates.preflight,
+        "preflight", 3, "flows.work.policy_gradient:preflight", True, estimates.preflight,
         (*_UPDATE_ONLY, *_PLACES),
     ),
     NodeKind(

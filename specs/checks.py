@@ -156,7 +156,9 @@ def shortened(c: Checks, path: KeyPath, stage: Stage) -> None:
     name, given = ("least", [length.least]) if loops else ("lengths", list(length.lengths))
     if min(given) >= limit:
         text = f"found {listed(map(str, given))}, but agent.max_new_tokens is {limit}, so that no rollout is shortened"
-        if spec.select is None and spec.horizon == 1.0:
+        if loops:
+            c.odd((*at, name), f"{text}; loops still do not train")
+        elif spec.select is None and spec.horizon == 1.0:
             c.wrong((*at, name), f"{text}; expected less than that; lower it, or write type: opd")
         else:
             c.odd((*at, name), f"{text}; what select and horizon say still holds")

@@ -172,12 +172,17 @@ def _gates(c: _Checks) -> None:
                 c.wrong((*path, "baseline", "stage"), f"found {stage}, which is the candidate itself")
         for i, requirement in enumerate(gate.require):
             _requirement(c, (*path, "require", i), requirement)
-            if stage in acting and requirement.set not in acting[stage]:
+            if _reads_baseline(requirement) and stage in acting and requirement.set not in acting[stage]:
                 text = (
                     f"found {requirement.set}, but the baseline {stage} is measured on {', '.join(acting[stage])} alone"
                 )
                 c.wrong((*path, "require", i, "set"), f"{text}; add it to the teacher's evaluate")
         _first_run(c, path, gate)
+
+
+def _reads_baseline(requirement: Requirement) -> bool:
+    bounds = (requirement.better_by, requirement.no_worse_by)
+    return requirement.metric == "regressed_cases" or bounds != (None, None)
 
 
 def _requirement(c: _Checks, path: KeyPath, requirement: Requirement) -> None:

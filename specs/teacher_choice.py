@@ -104,9 +104,13 @@ def learners(program: Program) -> Iterator[tuple[KeyPath, Any]]:
             yield (*path, "algorithm", "distill"), term
 
 
-def used_teachers(program: Program) -> list[str]:
-    """Return the teachers that something asks, members of ensembles among them, in the roster's order."""
-    used = {name for _, learner in learners(program) for name in named(program, learner)}
+def used_teachers(program: Program, part: str | None = None) -> list[str]:
+    """Return the teachers that something asks, members of ensembles among them, in the roster's order.
+
+    With `part`, a key of the program, only what stands there asks.
+    """
+    asking = [learner for path, learner in learners(program) if part in (None, path[0])]
+    used = {name for learner in asking for name in named(program, learner)}
     for name in list(used):
         teacher = program.teachers.get(name)
         if teacher is not None and teacher.kind == "ensemble":
@@ -115,9 +119,13 @@ def used_teachers(program: Program) -> list[str]:
 
 
 def measured(program: Program) -> dict[str, list[str]]:
-    """Return the sets on which teachers' own success is measured, by the name of the policy that each is there."""
+    """Return the sets on which teachers' own success is measured, by the name of the policy that each is there.
+
+    Those that a stage asks: they are measured beside it, and a gate may read of them.
+    """
     roster: dict[str, Any] = dict(program.teachers)
-    return {acting_name(n): list(t.evaluate) for n, t in roster.items() if getattr(t, "evaluate", None)}
+    asked = [(name, roster[name]) for name in used_teachers(program, "stages")]
+    return {acting_name(n): list(t.evaluate) for n, t in asked if getattr(t, "evaluate", None)}
 
 
 def acting_name(teacher: str) -> str:

@@ -13,6 +13,7 @@ from flows.work.gathering_rounds import gather_rounds
 from specs.errors import TutelageError
 from specs.records import Trajectory
 from specs.strict_json import parse
+from specs.teacher_choice import acting_name
 from tasks.judging.report_data import (
     Conversation,
     Cost,
@@ -110,8 +111,9 @@ def _evaluations(found: _Inputs) -> dict[tuple[str, str], Evaluated]:
 def _stages(stages: list[dict[str, Any]], evaluations: dict[tuple[str, str], Evaluated]) -> list[StageResult]:
     declared = {s["id"]: s for s in stages}
     others = [p for p in dict.fromkeys(p for p, _ in evaluations) if p not in declared and p != "init"]
+    acting = [p for p in others if p.startswith(acting_name(""))]
     results = []
-    for policy in ("init", *others, *declared):
+    for policy in ("init", *(p for p in others if p not in acting), *declared, *acting):
         sets = {s: e.metrics for (p, s), e in evaluations.items() if p == policy}
         if sets:
             about = declared.get(policy, {})

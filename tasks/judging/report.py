@@ -3,6 +3,7 @@
 from html import escape
 from typing import Any
 
+from specs.teacher_choice import acting_name
 from tasks.judging.charts import Dot, Series, interval_chart, line_chart
 from tasks.judging.gates import SETTLED
 from tasks.judging.report_data import ReportData, Talk, final_candidate
@@ -90,7 +91,7 @@ def _figures(data: ReportData) -> str:
     sets = _sets(data)
     asked = [r["set"] for g in data.gates for r in g["rows"] if r["set"] in sets]
     chosen = next(iter([*asked, *sets]), None)
-    having = [s for s in data.stages if chosen in s.sets]
+    having = [s for s in data.stages if chosen in s.sets and not s.id.startswith(acting_name(""))]
     if chosen is None or not having:
         return ""
     first, last = having[0], having[-1]

@@ -21,7 +21,7 @@ from tasks.learning.checkpoints import Pace
 from tasks.learning.critic import CriticLearner
 from tasks.learning.learner import Learner
 from tasks.learning.replay import PREFIX
-from tasks.learning.rows import rows_from
+from tasks.learning.rows import TrainingRow, rows_from
 from tasks.loops.collect import Arena
 from tasks.loops.curriculum import CurriculumOrder
 from tasks.loops.fit import Hooks
@@ -94,6 +94,8 @@ class OnPolicyReport(StepReport):
     """By step, the problems asked for in each round of rollouts."""
     solved: list[list[float]] = field(default_factory=list)
     """By step, the share of successes of each problem that has a valid rollout."""
+    last_update: list[TrainingRow] = field(default_factory=list[TrainingRow])
+    """Fresh rows of the last step that made an update; empty where that was before a resume."""
     replay_left: dict[str, int] = field(default_factory=dict)
     """Reason -> trajectories that the replay buffer did not take in, or that have left it."""
 
@@ -237,8 +239,10 @@ def _train(
             _flat_message(spec, stats, report.flat_run) if stats.flat else _idle_message(report.flat_run, lost, figures)
         )
         raise TrainingError(told + fallen(report.curve, learner.optimizer.learning_rate))
-    if done.updated and step + 1 == spec.steps:
-        check_last_update(learner, fresh, spec.steps)
+    if done.updated:
+        report.last_update = fresh
+    if step + 1 == spec.steps:
+        check_last_update(learner, report.last_update, spec.steps)
 
 
 def _term(

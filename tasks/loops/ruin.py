@@ -73,7 +73,7 @@ class Fall:
 def fall(shares: Sequence[Sequence[float]], curve: Sequence[Mapping[str, float]]) -> Fall | None:
     """Return how success has fallen to nothing, where that is hardly chance. `shares`: of `solved`, by step as `curve`."""
     first = next((k + 1 for k, line in enumerate(curve) if line.get("updated")), len(curve))
-    places = range(first, len(curve), max(1, len(curve) // _PLACES))
+    places = range(len(curve) - 1, first - 1, -max(1, len(curve) // _PLACES))  # the last one is always tried
     found: list[Fall] = []
     for at in places:
         before, after = ([share for step in part for share in step] for part in (shares[:at], shares[at:]))

@@ -108,6 +108,8 @@ class _Round:
         self.first_done = asyncio.Event()
         self.http: httpx.AsyncClient | None = None
         self.landed = asyncio.Event()
+        self.line = asyncio.Lock()
+        """Of those that wait for money."""
 
     async def run(self, *, dispensable: bool) -> dict[str, Reply]:
         """Ask them all. What ends the round as a whole is raised when nothing is in flight any more.
@@ -189,7 +191,10 @@ class _Round:
             try:
                 call = self._begin(key, sent + 1, budget)
             except InFlightError:
-                deadline, wait = deadline + await self._money(key, budget), 0.0
+                async with self.line:  # what comes back may be enough for one
+                    deadline, wait = deadline + await self._money(key, budget), 0.0
+                if (known := self.setting.ledger.answer(key)) is not None:  # another node has asked it meanwhile
+                    return self.client._reply(key, known, sent)
                 continue
             how, sent = await self._send(key, call, to, budget, deadline), sent + 1
             self.first_done.set()
@@ -223,7 +228,8 @@ class _Round:
             with contextlib.suppress(InFlightError):
                 self.setting.ledger.check(self.client.name, self._most(key, budget), self.setting.caps)
                 fits = True
-        await asyncio.sleep(self.pace.turn())
+        if self.ended is None:
+            await asyncio.sleep(self.pace.turn())
         return self.setting.clock() - began
 
     def _most(self, key: str, budget: int) -> float:

@@ -22,6 +22,8 @@ from tasks.processes import Process, process_from, this_process
 from tasks.teachers import budget
 from tasks.teachers.budget import Caps, InFlightError, Spent
 
+_LONGEST = 3600.0
+"""Seconds after which a request whose end is not known is not waited for: it could not be noted."""
 OK = "ok"
 """Outcome of a request that brought an answer; any other is the reason why it brought none."""
 
@@ -58,6 +60,8 @@ class _Open:
     """The same before it was multiplied by what was learnt of the teacher."""
     by: Process | None
     """Who sent it; not known of older ledgers."""
+    at: float
+    """When, in seconds since 1970."""
 
 
 class CallLedger:
@@ -130,10 +134,10 @@ class CallLedger:
         return usd
 
     def _flying(self) -> list[_Open]:
-        """Return the requests that will be given an end: those of processes that live."""
-        senders = {o.by for o in self._open.values()}
-        living = {p for p in senders if p is not None and p.alive}
-        return [o for o in self._open.values() if o.by in living]
+        """Return the requests that will be given an end: those of processes that live, none older than `_LONGEST`."""
+        young = [o for o in self._open.values() if time.time() - o.at < _LONGEST]
+        living = {p for p in {o.by for o in young} if p is not None and p.alive}
+        return [o for o in young if o.by in living]
 
     def reserved(self, call: str) -> float:
         """Return what is reserved for a request whose end is not known."""
@@ -200,7 +204,7 @@ class CallLedger:
                 for spent in of:
                     spent.usd += line["usd"]
                     spent.requests += 1
-                self._open[call] = _Open(of, line["usd"], line["usd"] / of[0].factor, by)
+                self._open[call] = _Open(of, line["usd"], line["usd"] / of[0].factor, by, line.get("at", 0.0))
             else:
                 self._returned(line, key, call)
             self._lines.setdefault(key, []).append(line)

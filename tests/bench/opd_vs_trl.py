@@ -26,7 +26,7 @@ MEMORY = 0.5
 STEPS = {"tiny": (8, 2), "smollm2": (3, 1)}
 RATE = 1e-5
 AGREES = 0.01
-"""Largest difference of the first step's loss, as a share of it."""
+"""Largest difference of the first step's loss from that of the trainer that counts, as a share of it."""
 NOISE = {"tiny": 0.05, "smollm2": 0.003}
 """Of the teacher's weights against the policy's."""
 Made = dict[str, Any]
@@ -87,7 +87,8 @@ def _figures(name: str, found: dict[str, list[Made]], options: Any) -> Made:
     ratios = {peer: ratio(found["own"], found[peer], "seconds") for peer in ("distillation", "gkd")}
     above = {n: median(m["peak_mb"] - m["loaded_mb"] for m in made) for n, made in found.items()}
     losses = {n: found[n][0]["found"][0] for n in found}
-    apart = max(abs(value - losses["own"]) / abs(losses["own"]) for value in losses.values())
+    counts = min(ratios, key=lambda peer: ratios[peer])
+    apart = max(abs(losses[n] - losses["own"]) / abs(losses["own"]) for n in ("whole", counts))
     memory = above["own"] / above["gkd"]
     return {
         "ratio": min(ratios.values()),

@@ -99,6 +99,14 @@ def test_a_gate_compares_a_pupil_with_its_teacher():
     assert gate.inputs["baseline.golden"] == "eval.teacher-elder.golden"
 
 
+def test_a_requirement_that_reads_no_baseline_may_be_of_another_set(tmp_path: Path):
+    data = changed(with_teacher({**ELDER, "evaluate": ["golden"]}), "gates.ship.baseline", {"stage": "teacher-elder"})
+    path = tmp_path / "p.yaml"
+    asked = [{"set": "golden", "better_by": 0.0}, {"set": "hidden", "at_least": 0.1}]
+    path.write_text(json.dumps(changed(data, "gates.ship.require", asked)))
+    assert load_program(path)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -147,6 +155,14 @@ def test_mistakes_are_told_at_check_time(tmp_path: Path, change: Json, said: str
                 [{"metric": "success", "set": "hidden", "better_by": 0.0}],
             ),
             r"gates.ship.require\[0\].set: found hidden, but the baseline teacher-elder is measured on golden alone",
+        ),
+        (
+            changed(
+                changed(with_teacher(), "teachers.spare", {**ELDER, "evaluate": ["golden"]}),
+                "gates.ship.baseline",
+                {"stage": "teacher-spare"},
+            ),
+            "gates.ship.baseline.stage: found 'teacher-spare', expected a stage or init",
         ),
         (
             changed(with_teacher(), "gates.ship.baseline", {"stage": "teacher-elder"}),

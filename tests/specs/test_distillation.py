@@ -69,7 +69,7 @@ def short(tmp_path: Path, length: str, more: str = "") -> LoadedProgram:
             "{kind: by_confidence, lengths: [40, 50, 60]}",
             "lengths: found 40, 50 or 60, but .*; expected less than that",
         ),
-        ("{kind: by_repetition}", "least: found 64, but agent.max_new_tokens is 40, .*lower it, or write type: opd"),
+        ("{kind: by_repetition}", r"least_loop: found 64, but the longest completion has 40 tokens \(agent"),
         ("{kind: by_repetition, least: 10}", r"least_loop: found 64, but the longest completion has 40 tokens \(agent"),
         (
             "{kind: by_repetition, least: 5, start: 10, most: 20, least_loop: 21}",
@@ -86,6 +86,9 @@ def test_lengths_that_shorten_nothing_are_refused(tmp_path: Path, length: str, s
 def test_lengths_of_which_some_shorten_are_taken_and_told_as_they_will_be(tmp_path: Path) -> None:
     assert not short(tmp_path, "{kind: by_repetition, least: 10, least_loop: 40}").warnings
     assert not short(tmp_path, "{kind: by_confidence, lengths: [39, 512, 2048]}").warnings
+    (told,) = short(tmp_path, "{kind: by_repetition, least_loop: 12}").warnings
+    assert "least: found 64, but agent.max_new_tokens is 40" in str(told)
+    assert str(told).endswith("loops still do not train")
     (told,) = short(tmp_path, "{kind: by_gap}", "\n      select: {kind: tokens, share: 0.5}").warnings
     assert "no rollout is shortened; what select and horizon say still holds" in str(told)
     with pytest.raises(ProgramError, match=r"flywheel\.round\.stages\[0\]\.algorithm\.length\.lengths: found 128"):

@@ -83,6 +83,16 @@ def test_every_section_is_there_and_tags_balance():
     assert render(whole()) == page
 
 
+def test_a_teacher_that_acts_is_neither_where_a_run_began_nor_where_it_came_to():
+    data = whole()
+    teacher = StageResult("teacher-elder", "", None, data.stages[0].sets)
+    for stages in ([teacher, *data.stages], [*data.stages, teacher]):
+        data.stages = stages
+        page = render(data)
+        assert "success of plain" in page
+        assert "success of teacher-elder" not in page
+
+
 def test_nothing_that_was_written_becomes_markup():
     page = render(whole(NASTY))
     parser = Balance()

@@ -63,6 +63,13 @@ def test_what_may_be_chance_or_has_another_cause_is_told():
     assert "problems drawn give that by chance in one stage of 70" in note
 
 
+def test_a_fall_in_the_last_steps_of_a_long_stage_is_found():
+    found = fall([HALF] * 97 + [NONE] * 3, curve(*[0.5] * 97, *[0.0] * 3))
+    assert found is not None
+    assert found.step >= 96
+    assert found.chance < SURE
+
+
 @pytest.mark.parametrize(
     "shares",
     [

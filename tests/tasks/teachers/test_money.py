@@ -138,6 +138,20 @@ def test_a_wait_for_money_is_no_part_of_a_question_s_time(tmp_path: Path) -> Non
     assert [r.text for r in found[0]] == [GOOD]
 
 
+def test_a_request_whose_end_was_never_noted_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = CallLedger(tmp_path / "calls.jsonl")
+    book.begin("k", 1, "closed", "n", 1.0, Caps(usd=1.6))
+    with pytest.raises(InFlightError):
+        book.check("closed", 1.0, Caps(usd=1.6))
+    later = time.time() + 4000
+    monkeypatch.setattr(time, "time", lambda: later)
+    with pytest.raises(BudgetError) as found:
+        book.check("closed", 1.0, Caps(usd=1.6))
+    assert not isinstance(found.value, InFlightError)
+
+
 def test_a_call_that_breaks_gives_its_reservation_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that fails leaves a driver that lives: others would wait for what it reserved."""
 
