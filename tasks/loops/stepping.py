@@ -19,7 +19,7 @@ from tasks.loops.fit import Hooks
 _log = logging.getLogger(__name__)
 PROBE = 8
 """Rows that the report holds."""
-_OF_THE_ATTEMPT = ("notes", "probe")
+_OF_THE_ATTEMPT = ("notes", "probe", "last_update")
 _RECENT = 3
 """Steps within which a share that doubles has jumped; what grows more slowly is learnt."""
 State = tuple[dict[str, Tensor], dict[str, Any]]
@@ -44,7 +44,7 @@ class StepReport:
     """A few rows of the last step that has some, to try a saved policy on."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint; notes and probe belong to the attempt and stay out."""
+        """Return plain data for a checkpoint; notes and rows belong to the attempt and stay out."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OF_THE_ATTEMPT}
 
     def take(self, data: dict[str, Any]) -> None:
