@@ -1,5 +1,6 @@
 """What a stage needs of teachers whose probabilities are read: their weights as inputs, who they are as params. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -95,15 +96,7 @@ def _measure_model(graph: Graph, name: str, spec: ModelTeacher) -> None:
     found = graph.resolution.teachers[name]
     init = PretrainedPolicy(kind="pretrained", model=spec.model, revision=spec.revision, max_length=spec.max_length)
     policy = _policy(graph, init, spec.template)
-    environments = graph.environments(spec.evaluate)
-    params: Json = {
-        "policy": policy,
-        "environments": environments,
-        "versions": graph.versions(environments),
-        "agent": graph.agent,
-        "digest": found["digest"],
-        "path": found["path"],
-    }
+    params = _acting(graph, policy, spec.evaluate) | {k: found[k] for k in ("digest", "path")}
     sizes, part = graph.sizes, graph.part
     graph.sizes, graph.part = replace(sizes, shape=shape_of(dump(init), found), pretrained=True), Part()
     _measure(graph, name, spec, graph.add(f"teacher.{name}.policy", "policy.init", params, {}), policy)
@@ -122,6 +115,17 @@ def _policy(graph: Graph, init: PolicyInit, template: str) -> Json:
     """Return the params of a policy that is a teacher."""
     own = graph.policy["template"] if template == "policy" else template
     return {**graph.policy, "init": dump(init), "template": own, "adapter": None}
+
+
+def _acting(graph: Graph, policy: Json, data: Iterable[str]) -> Json:
+    """Return the params of a node that renders calls of these data sets as a policy of its own."""
+    environments = graph.environments(data)
+    return {
+        "policy": policy,
+        "environments": environments,
+        "versions": graph.versions(environments),
+        "agent": graph.agent,
+    }
 
 
 def _served(graph: Graph, name: str, spec: ServedModelTeacher) -> str:
@@ -161,13 +165,7 @@ def _trained(graph: Graph, name: str, spec: TrainedTeacher) -> str:
     if node_id in graph.nodes:
         return node_id
     policy = _policy(graph, spec.init, spec.template)
-    environments = graph.environments(spec.data)
-    params: Json = {
-        "policy": policy,
-        "environments": environments,
-        "versions": graph.versions(environments),
-        "agent": graph.agent,
-    }
+    params = _acting(graph, policy, spec.data)
     first = dict(params)
     texts: dict[str, str] = {}
     if isinstance(spec.init, ScratchPolicy):

@@ -18,3 +18,19 @@ data:
   train: {kind: problems, environment: desk, size: 16}
 """
 """Policy, environment, agent, and the data sets `demos` and `train`; further data sets may follow."""
+
+OTHER_TOKENS = """\
+    kind: trained
+    template: builtin/chatml@1
+    init:
+      kind: scratch
+      hidden_size: 32
+      layers: 1
+      intermediate_size: 48
+      max_length: 768
+      tokenizer: {kind: bpe, vocab_size: 300, schema_tokens: false, train_on: clean}
+    algorithm: {type: sft, batch: {tokens: 4096}}
+    data: [clean]
+    align: {max_gap: 1000}
+"""
+"""A teacher, to follow its name: tiny, with tokens and a template of its own, trained on the data set `clean`."""

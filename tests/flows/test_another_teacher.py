@@ -13,7 +13,7 @@ from flows.compile import compile
 from flows.resolve import resolve
 from specs.loader import load_program
 from tests.contracts.sources import ROOT
-from tests.flows.small_desk import DESK
+from tests.flows.small_desk import DESK, OTHER_TOKENS
 from tests.tasks.teachers.closed_clerk import serve
 
 PROGRAM = (
@@ -24,18 +24,9 @@ verifiers: {state: {kind: environment_state, answer: no}}
 teachers:
   closed: {kind: openai, model: closed, base_url: "${env:TEACHER_URL}", gives: [sample], cap_calls: 100}
   open:
-    kind: trained
-    template: builtin/chatml@1
-    init:
-      kind: scratch
-      hidden_size: 32
-      layers: 1
-      intermediate_size: 48
-      max_length: 768
-      tokenizer: {kind: bpe, vocab_size: 300, schema_tokens: false, train_on: clean}
-    algorithm: {type: sft, batch: {tokens: 4096}}
-    data: [clean]
-    align: {max_gap: 1000}
+"""
+    + OTHER_TOKENS
+    + """\
 routing: [{teachers: {closed: 1.0}}]
 stages:
   - id: teach

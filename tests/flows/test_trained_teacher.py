@@ -21,7 +21,7 @@ from tasks.episodes.environments import environment_for
 from tasks.episodes.shards import read_shards
 from tasks.episodes.token_signals import read_signals
 from tests.flows.programs import SMALL, Json, changed, moved, nodes, plan, program, resolution
-from tests.flows.small_desk import DESK
+from tests.flows.small_desk import DESK, OTHER_TOKENS
 
 ELDER: Json = {
     "kind": "trained",
@@ -189,18 +189,9 @@ PROGRAM = (
 verifiers: {state: {kind: environment_state, answer: no}}
 teachers:
   elder:
-    kind: trained
-    template: builtin/chatml@1
-    init:
-      kind: scratch
-      hidden_size: 32
-      layers: 1
-      intermediate_size: 48
-      max_length: 768
-      tokenizer: {kind: bpe, vocab_size: 300, schema_tokens: false, train_on: clean}
-    algorithm: {type: sft, batch: {tokens: 4096}}
-    data: [clean]
-    align: {max_gap: 1000}
+"""
+    + OTHER_TOKENS
+    + """\
   own: {kind: earlier_self, of: start}
 routing: # a type that there is none of
   - {when: "problem.type == 'stok'", teachers: {own: 1.0}}

@@ -131,16 +131,19 @@ def test_a_resumed_stage_ends_with_the_same_weights(taught, good, tmp_path):
         assert torch.equal(a, b)
 
 
+class Stopped(OpenTeacher):
+    """Is asked to stop in the third step."""
+
+    calls = 0
+
+    def score(self, spans):
+        self.calls += 1
+        if self.calls == 3:
+            raise Interrupted("asked to stop")
+        return super().score(spans)
+
+
 def test_a_stage_that_is_stopped_while_a_teacher_is_asked_goes_on_from_that_step(taught, good, tmp_path):
-    class Stopped(OpenTeacher):
-        calls = 0
-
-        def score(self, spans):
-            self.calls += 1
-            if self.calls == 3:
-                raise Interrupted("asked to stop")
-            return super().score(spans)
-
     made = spec(steps=4, over=SampledTokens(kind="sampled"))
     whole, stopped, fresh = (student(taught) for _ in range(3))
     train_opd(*stage(whole, [OpenTeacher("good", good)], made))

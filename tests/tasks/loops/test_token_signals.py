@@ -22,7 +22,17 @@ from tasks.loops.order import ProblemOrder
 from tasks.loops.rollout_store import RolloutStore
 from tasks.loops.token_lessons import Panel
 from tasks.protocols import Span
-from tests.tasks.loops.test_distill import RATE, demonstration_trajectories, good, local, spec, stage, student, taught
+from tests.tasks.loops.test_distill import (
+    RATE,
+    Stopped,
+    demonstration_trajectories,
+    good,
+    local,
+    spec,
+    stage,
+    student,
+    taught,
+)
 from tests.tasks.loops.toy import problem, toy_arena
 
 __all__ = ["good", "taught"]
@@ -77,15 +87,6 @@ def test_over_a_vocabulary_the_teachers_of_a_row_and_their_shares_are_kept(taugh
 
 
 def test_a_stop_neither_loses_nor_doubles_what_was_said(taught, good, tmp_path):
-    class Stopped(OpenTeacher):
-        calls = 0
-
-        def score(self, spans):
-            self.calls += 1
-            if self.calls == 3:
-                raise Interrupted("asked to stop")
-            return super().score(spans)
-
     def text(signals: list[TokenSignal]) -> list[str]:
         return [repr(replace(s, logprobs=None)) + str(s.logprobs) for s in signals]
 
